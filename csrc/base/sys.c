@@ -1,0 +1,207 @@
+#include "base/sys.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdatomic.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* The same number on every architecture; the headers of old C libraries lack
+ * it. */
+#ifndef SYS_epoll_pwait2
+#define SYS_epoll_pwait2 441
+#endif
+
+/* The result of a call into `result`, again after EINTR, errors negated. */
+#define RETRY(result, call)                                                   \
+    do {                                                                      \
+        do {                                                                  \
+            (result) = (call);                                                \
+        } while ((result) < 0 && errno == EINTR);                             \
+        if ((result) < 0) {                                                   \
+            (result) = -errno;                                                \
+        }                                                                     \
+    } while (0)
+
+ssize_t
+fnet_sys_recv(int fd, void *buf, size_t len)
+{
+    ssize_t n;
+    RETRY(n, recv(fd, buf, len, 0));
+    return n;
+}
+
+ssize_t
+fnet_sys_recvmsg(int fd, struct msghdr *msg, int flags)
+{
+    ssize_t n;
+    RETRY(n, recvmsg(fd, msg, flags));
+    return n;
+}
+
+ssize_t
+fnet_sys_send(int fd, const void *buf, size_t len)
+{
+    ssize_t n;
+    RETRY(n, send(fd, buf, len, MSG_NOSIGNAL));
+    return n;
+}
+
+ssize_t
+fnet_sys_sendmsg(int fd, const struct msghdr *msg)
+{
+    ssize_t n;
+    RETRY(n, sendmsg(fd, msg, MSG_NOSIGNAL));
+    return n;
+}
+
+ssize_t
+fnet_sys_read(int fd, void *buf, size_t len)
+{
+    ssize_t n;
+    RETRY(n, read(fd, buf, len));
+    return n;
+}
+
+ssize_t
+fnet_sys_write(int fd, const void *buf, size_t len)
+{
+    ssize_t n;
+    RETRY(n, write(fd, buf, len));
+    return n;
+}
+
+int
+fnet_sys_accept(int fd, struct sockaddr *addr, socklen_t *len)
+{
+    int conn;
+    RETRY(conn, accept4(fd, addr, len, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    return conn;
+}
+
+int
+fnet_sys_epoll_create(void)
+{
+    int fd = epoll_create1(EPOLL_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+int
+fnet_sys_eventfd(void)
+{
+    int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+int
+fnet_sys_pipe(int fds[2])
+{
+    int ends[2];
+    if (pipe2(ends, O_NONBLOCK | O_CLOEXEC) < 0) {
+        return -errno;
+    }
+    fds[0] = ends[0];
+    fds[1] = ends[1];
+    return 0;
+}
+
+int
+fnet_sys_epoll_ctl(int epfd, int op, int fd, uint32_t events, uint64_t data)
+{
+    struct epoll_event event = {.events = events, .data = {.u64 = data}};
+    return epoll_ctl(epfd, op, fd, &event) < 0 ? -errno : 0;
+}
+
+/* Set once the kernel has refused epoll_pwait2.  Relaxed: a thread that does
+ * not see it yet asks once more. */
+static atomic_bool no_pwait2;
+
+/* What the kernel reads, on 32-bit machines too; time_t may be narrower. */
+struct kernel_timespec {
+    int64_t sec;
+    int64_t nsec;
+};
+
+static int
+wait_ns(int epfd, struct epoll_event *events, int max, int64_t timeout_ns)
+{
+    struct kernel_timespec timeout = {.sec = timeout_ns / FNET_SEC,
+                                      .nsec = timeout_ns % FNET_SEC};
+    long n = syscall(SYS_epoll_pwait2, epfd, events, max,
+                     timeout_ns < 0 ? NULL : &timeout, NULL, (size_t)0);
+    return n < 0 ? -errno : (int)n;
+}
+
+static int
+wait_ms(int epfd, struct epoll_event *events, int max, int64_t timeout_ns)
+{
+    if (timeout_ns < 0) {
+        int n = epoll_wait(epfd, events, max, -1);
+        return n < 0 ? -errno : n;
+    }
+    int64_t ms =
+        timeout_ns / FNET_MSEC + (timeout_ns % FNET_MSEC != 0 ? 1 : 0);
+    int n;
+    do { /* once, unless it is more than the 24 days that an int can say */
+        int step = ms < INT_MAX ? (int)ms : INT_MAX;
+        n = epoll_wait(epfd, events, max, step);
+        ms -= step;
+    } while (n == 0 && ms > 0);
+    return n < 0 ? -errno : n;
+}
+
+int
+fnet_sys_epoll_wait(int epfd, struct epoll_event *events, int max,
+                    int64_t timeout_ns)
+{
+    /* epoll_wait says "at once" and "for ever" as well as the newer call. */
+    if (timeout_ns > 0 &&
+        !atomic_load_explicit(&no_pwait2, memory_order_relaxed)) {
+        int n = wait_ns(epfd, events, max, timeout_ns);
+        if (n != -ENOSYS && n != -EPERM) {
+            return n;
+        }
+        atomic_store_explicit(&no_pwait2, true, memory_order_relaxed);
+    }
+    return wait_ms(epfd, events, max, timeout_ns);
+}
+
+void
+fnet_sys_forget_pwait2(bool forget)
+{
+    atomic_store_explicit(&no_pwait2, forget, memory_order_relaxed);
+}
+
+void
+fnet_sys_close(int fd)
+{
+    close(fd);
+}
+
+int
+fnet_sys_shutdown(int fd, int how)
+{
+    return shutdown(fd, how) < 0 ? -errno : 0;
+}
+
+int
+fnet_sys_set_int(int fd, int level, int option, int value)
+{
+    return setsockopt(fd, level, option, &value, sizeof(value)) < 0 ? -errno
+                                                                    : 0;
+}
+
+int
+fnet_sys_take_error(int fd)
+{
+    int error = 0;
+    socklen_t len = sizeof(error);
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len) < 0) {
+        return -errno;
+    }
+    return -error;
+}

@@ -1,0 +1,600 @@
+#include "net/stream.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* As many pieces leave in one call; more than a kernel copies at a gain. */
+#define MAX_IOVECS 64
+/* What the pass wants to have room for before it receives. */
+#define MIN_ROOM ((size_t)64 * 1024)
+
+static fnet_stream *
+stream_of(fnet_source *source)
+{
+    return fnet_container_of(source, fnet_stream, source);
+}
+
+/* -- output, with the lock held ------------------------------------------ */
+
+static void
+fail_output_locked(fnet_stream *stream, int error)
+{
+    stream->error = error;
+    stream->writable = false;
+    fnet_chain_clear(&stream->out, stream->shard->cache,
+                     &stream->shard->spent);
+    fnet_list_remove(&stream->source.dirty);
+}
+
+/* Input that nobody wants is switched off, but output that waits for room
+ * needs its edge. */
+static void
+rearm_output_locked(fnet_stream *stream)
+{
+    fnet_source *source = &stream->source;
+    if (source->events == FNET_EVENTS_QUIET) {
+        (void)fnet_poller_modify(&stream->shard->poller, source,
+                                 FNET_EVENTS_QUIET | (uint32_t)EPOLLOUT);
+    }
+}
+
+static ssize_t
+send_some(fnet_stream *stream, size_t *offered)
+{
+    struct iovec iov[MAX_IOVECS];
+    int n = fnet_chain_iovecs(&stream->out, iov, MAX_IOVECS);
+
+    stream->shard->stats.sends++;
+    *offered = 0;
+    for (int i = 0; i < n; i++) {
+        *offered += iov[i].iov_len;
+    }
+    if (n == 1) {
+        return fnet_sys_send(stream->source.fd, iov[0].iov_base,
+                             iov[0].iov_len);
+    }
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n};
+    return fnet_sys_sendmsg(stream->source.fd, &msg);
+}
+
+static void
+flush_locked(fnet_stream *stream)
+{
+    fnet_shard *shard = stream->shard;
+
+    while (stream->writable && !fnet_chain_empty(&stream->out)) {
+        size_t offered;
+        ssize_t sent = send_some(stream, &offered);
+        if (sent == -EAGAIN) {
+            sent = 0;
+        }
+        else if (sent < 0) {
+            fail_output_locked(stream, (int)sent);
+            stream->report_error = true;
+            return;
+        }
+        shard->stats.bytes_sent += (uint64_t)sent;
+        fnet_chain_consume(&stream->out, shard->cache, (size_t)sent,
+                           &shard->spent);
+        if ((size_t)sent < offered) {
+            stream->writable = false;
+            rearm_output_locked(stream);
+        }
+    }
+    if (fnet_chain_empty(&stream->out) && stream->shutdown &&
+        !stream->was_shut) {
+        stream->was_shut = true;
+        (void)fnet_sys_shutdown(stream->source.fd, SHUT_WR);
+    }
+}
+
+static bool
+has_report(const fnet_stream *stream)
+{
+    return stream->report_error ||
+           (stream->notify && stream->out.bytes <= stream->low) ||
+           (stream->notify_room && stream->writable);
+}
+
+/* -- what the shard calls ------------------------------------------------- */
+
+static void
+stream_flush(fnet_shard *shard, fnet_source *source)
+{
+    fnet_stream *stream = stream_of(source);
+
+    flush_locked(stream);
+    if (has_report(stream)) {
+        if (shard->phase == FNET_PHASE_PASS) {
+            fnet_shard_make_ready(shard, source);
+        }
+        else {
+            /* The prompter: the pass must come by and report. */
+            fnet_list_push(&shard->dirty, &source->dirty);
+        }
+    }
+}
+
+static void
+disarm(fnet_stream *stream)
+{
+    uint32_t events = FNET_EVENTS_QUIET;
+    if (!stream->writable) {
+        events |= (uint32_t)EPOLLOUT;
+    }
+    if (fnet_poller_modify(&stream->shard->poller, &stream->source, events) ==
+        0) {
+        stream->shard->stats.disarmed++;
+    }
+}
+
+/* Notes input; true if somebody wants it. */
+static bool
+input_event(fnet_stream *stream, uint32_t events)
+{
+    if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) {
+        return false;
+    }
+    stream->readable = true;
+    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+        stream->hup = true;
+    }
+    if ((events & EPOLLPRI) != 0) {
+        stream->careful = true;
+    }
+    if (stream->wanted && !stream->ended) {
+        stream->quiet = 0;
+        return true;
+    }
+    if (stream->quiet < FNET_QUIET_EVENTS) {
+        stream->quiet++;
+    }
+    else if (stream->source.events == FNET_EVENTS_EDGE) {
+        disarm(stream);
+    }
+    return false;
+}
+
+static bool
+stream_event(fnet_shard *shard, fnet_source *source, uint32_t events)
+{
+    fnet_stream *stream = stream_of(source);
+    bool wanted = input_event(stream, events);
+
+    if ((events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0 &&
+        !stream->writable && stream->error == 0) {
+        stream->writable = true;
+        flush_locked(stream);
+        wanted = wanted || has_report(stream);
+    }
+    return wanted;
+}
+
+static void
+post_reports(fnet_stream *stream, fnet_batch *batch)
+{
+    bool failed = stream->report_error;
+    stream->report_error = stream->notify = stream->notify_room = false;
+    if (failed) {
+        fnet_batch_push(batch, &stream->source, FNET_WHAT_ERROR,
+                        stream->error);
+    }
+    else {
+        fnet_batch_push(batch, &stream->source, FNET_WHAT_OUTPUT, 0);
+    }
+}
+
+/* recv(), and for Unix sockets news of descriptors that were passed: a read
+ * that got some stops short at them, with more data behind. */
+static ssize_t
+receive(fnet_stream *stream, void *buf, size_t len)
+{
+    ssize_t got;
+
+    stream->shard->stats.reads++;
+    if (!stream->with_rights) {
+        got = fnet_sys_recv(stream->source.fd, buf, len);
+    }
+    else {
+        struct iovec iov = {.iov_base = buf, .iov_len = len};
+        struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+        got = fnet_sys_recvmsg(stream->source.fd, &msg, 0);
+        if ((msg.msg_flags & MSG_CTRUNC) != 0) {
+            stream->careful = true;
+        }
+    }
+    if (got > 0) {
+        stream->last_read = got > INT32_MAX ? INT32_MAX : (uint32_t)got;
+        stream->shard->stats.bytes_read += (uint64_t)got;
+        if ((size_t)got < len && !stream->hup && !stream->careful) {
+            stream->readable = false;
+        }
+    }
+    else if (got == -EAGAIN) {
+        stream->readable = false;
+    }
+    else {
+        stream->readable = false;
+        stream->ended = true;
+    }
+    return got;
+}
+
+static bool
+receive_into_landing(fnet_stream *stream, fnet_batch *batch, ssize_t *got)
+{
+    fnet_shard *shard = stream->shard;
+    if (stream->last_read < FNET_LAND_MIN) {
+        return false;
+    }
+    fnet_landing landing = fnet_shard_take_landing(shard);
+    if (landing.owner == NULL) {
+        return false;
+    }
+    *got = receive(stream, landing.data, landing.len);
+    if (*got <= 0) {
+        fnet_shard_return_landing(shard, landing);
+        return true;
+    }
+    fnet_completion *item =
+        fnet_batch_push(batch, &stream->source, FNET_WHAT_DATA, 0);
+    item->data = landing.data;
+    item->len = (size_t)*got;
+    item->landing = landing.owner;
+    return true;
+}
+
+static bool
+receive_into_batch(fnet_stream *stream, fnet_batch *batch, ssize_t *got)
+{
+    size_t room;
+    char *place =
+        fnet_batch_reserve(batch, stream->shard->cache, MIN_ROOM, &room);
+    if (place == NULL) {
+        return false;
+    }
+    *got = receive(stream, place, room);
+    if (*got > 0) {
+        fnet_batch_commit(batch, (size_t)*got);
+        fnet_completion *item =
+            fnet_batch_push(batch, &stream->source, FNET_WHAT_DATA, 0);
+        item->data = place;
+        item->len = (size_t)*got;
+    }
+    return true;
+}
+
+static bool
+stream_ready(fnet_shard *shard, fnet_source *source, fnet_batch *batch)
+{
+    fnet_stream *stream = stream_of(source);
+    ssize_t got = 0;
+
+    if (has_report(stream)) {
+        post_reports(stream, batch);
+        if (fnet_batch_full(batch)) {
+            return true;
+        }
+    }
+    if (!stream->wanted || !stream->readable || stream->ended) {
+        return false;
+    }
+    if (stream->direct) {
+        if (!stream->posted) {
+            stream->posted = true;
+            fnet_batch_push(batch, source, FNET_WHAT_READABLE, 0);
+        }
+        return false;
+    }
+    if (!receive_into_landing(stream, batch, &got) &&
+        !receive_into_batch(stream, batch, &got)) {
+        return true; /* no room: in the next pass */
+    }
+    if (got == 0) {
+        fnet_batch_push(batch, source, FNET_WHAT_EOF, 0);
+    }
+    else if (got < 0 && got != -EAGAIN) {
+        fnet_batch_push(batch, source, FNET_WHAT_ERROR, (int32_t)got);
+    }
+    return stream->readable;
+}
+
+static const fnet_source_ops stream_ops = {
+    .kind = FNET_KIND_STREAM,
+    .event = stream_event,
+    .ready = stream_ready,
+    .flush = stream_flush,
+};
+
+/* -- the layer above ------------------------------------------------------- */
+
+int
+fnet_stream_attach(fnet_stream *stream, fnet_shard *shard, int fd,
+                   void *owner, bool with_rights)
+{
+    *stream = (fnet_stream){.shard = shard,
+                            .with_rights = with_rights,
+                            .writable = true};
+    fnet_source_init(&stream->source, &stream_ops, owner);
+    fnet_chain_init(&stream->out);
+    stream->sent_turn = UINT64_MAX;
+    return fnet_poller_attach(&shard->poller, &stream->source, fd,
+                              FNET_EVENTS_EDGE);
+}
+
+void
+fnet_stream_detach(fnet_stream *stream, bool closing)
+{
+    fnet_shard *shard = stream->shard;
+
+    fnet_lock_acquire(&shard->output);
+    fnet_chain_clear(&stream->out, shard->cache, &shard->spent);
+    fnet_poller_detach(&shard->poller, &stream->source, closing);
+    fnet_lock_release(&shard->output);
+}
+
+void
+fnet_stream_want(fnet_stream *stream, bool wanted)
+{
+    fnet_shard *shard = stream->shard;
+
+    stream->wanted = wanted;
+    if (!wanted || stream->ended) {
+        return;
+    }
+    stream->quiet = 0;
+    if (stream->source.events != FNET_EVENTS_EDGE) {
+        fnet_lock_acquire(&shard->output);
+        (void)fnet_poller_modify(&shard->poller, &stream->source,
+                                 FNET_EVENTS_EDGE);
+        fnet_lock_release(&shard->output);
+    }
+    if (stream->readable) {
+        fnet_shard_make_ready(shard, &stream->source);
+    }
+}
+
+void
+fnet_stream_set_direct(fnet_stream *stream, bool direct)
+{
+    stream->direct = direct;
+    stream->posted = false;
+    if (stream->readable && stream->wanted) {
+        fnet_shard_make_ready(stream->shard, &stream->source);
+    }
+}
+
+ssize_t
+fnet_stream_recv(fnet_stream *stream, void *buf, size_t len)
+{
+    return receive(stream, buf, len);
+}
+
+void
+fnet_stream_taken(fnet_stream *stream)
+{
+    stream->posted = false;
+    if (stream->readable && stream->wanted && !stream->ended) {
+        fnet_shard_make_ready(stream->shard, &stream->source);
+    }
+}
+
+void
+fnet_stream_untake_eof(fnet_stream *stream)
+{
+    stream->ended = false;
+    stream->readable = true;
+    stream->hup = true;
+}
+
+/* Sends a piece that nothing stands before.  The bytes that went, or the
+ * error. */
+static ssize_t
+send_piece_locked(fnet_stream *stream, const fnet_piece *piece)
+{
+    fnet_shard *shard = stream->shard;
+
+    shard->stats.sends++;
+    stream->sent_turn = shard->turn;
+    ssize_t sent = fnet_sys_send(stream->source.fd, piece->data, piece->len);
+    if (sent == -EAGAIN) {
+        sent = 0;
+    }
+    if (sent < 0) {
+        fail_output_locked(stream, (int)sent);
+        return sent;
+    }
+    shard->stats.bytes_sent += (uint64_t)sent;
+    if ((size_t)sent < piece->len) {
+        stream->writable = false;
+        rearm_output_locked(stream);
+    }
+    return sent;
+}
+
+static int
+queue_piece_locked(fnet_stream *stream, fnet_piece *piece, size_t skip)
+{
+    fnet_cache *cache = stream->shard->cache;
+    const char *data = piece->data + skip;
+    size_t len = piece->len - skip;
+
+    if (piece->foreign == NULL || len <= FNET_COPY_MAX) {
+        return fnet_chain_copy(&stream->out, cache, data, len);
+    }
+    int rc =
+        fnet_chain_ref(&stream->out, cache, data, len, piece->foreign);
+    piece->kept = rc == 0;
+    return rc;
+}
+
+/* True if the piece is to be sent without waiting for company. */
+static bool
+goes_at_once(const fnet_stream *stream, const fnet_piece *piece,
+             size_t pieces)
+{
+    const fnet_shard *shard = stream->shard;
+
+    if (!stream->writable || !fnet_chain_empty(&stream->out)) {
+        return false;
+    }
+    if (piece->len >= FNET_SEND_NOW) {
+        return true;
+    }
+    if (pieces > 1) {
+        return false; /* they go together, below */
+    }
+    return shard->late || !shard->defer ||
+           (shard->eager && stream->sent_turn != shard->turn);
+}
+
+/* After queueing: leaves the rest to the pass, or sends it if it is much, or
+ * if nobody may wait. */
+static void
+settle_locked(fnet_stream *stream, size_t pieces)
+{
+    fnet_shard *shard = stream->shard;
+
+    if (fnet_chain_empty(&stream->out) || !stream->writable) {
+        return; /* the edge of room brings the pass here */
+    }
+    bool now = stream->out.bytes >= FNET_SEND_NOW || shard->late ||
+               !shard->defer;
+    if (!now && pieces > 1 && shard->eager &&
+        stream->sent_turn != shard->turn) {
+        stream->sent_turn = shard->turn;
+        now = true;
+    }
+    if (now) {
+        flush_locked(stream);
+    }
+    if (has_report(stream)) {
+        fnet_shard_make_ready(shard, &stream->source);
+    }
+    else if (!fnet_chain_empty(&stream->out) && stream->writable) {
+        fnet_shard_defer_locked(shard, &stream->source);
+    }
+}
+
+static int
+write_locked(fnet_stream *stream, fnet_piece *pieces, size_t n)
+{
+    stream->shard->stats.writes++;
+    for (size_t i = 0; i < n; i++) {
+        fnet_piece *piece = &pieces[i];
+        ssize_t sent = 0;
+        if (piece->len == 0) {
+            continue;
+        }
+        if (goes_at_once(stream, piece, n)) {
+            sent = send_piece_locked(stream, piece);
+            if (sent < 0) {
+                return (int)sent;
+            }
+        }
+        if ((size_t)sent < piece->len) {
+            int rc = queue_piece_locked(stream, piece, (size_t)sent);
+            if (rc < 0) {
+                return rc;
+            }
+        }
+    }
+    settle_locked(stream, n);
+    return 0;
+}
+
+ssize_t
+fnet_stream_write(fnet_stream *stream, fnet_piece *pieces, size_t n)
+{
+    fnet_shard *shard = stream->shard;
+    ssize_t rc = 0;
+
+    fnet_lock_acquire(&shard->output);
+    if (stream->error == 0 && !stream->shutdown) {
+        rc = write_locked(stream, pieces, n);
+    }
+    if (rc == 0) {
+        rc = (ssize_t)stream->out.bytes;
+    }
+    fnet_lock_release(&shard->output);
+    return rc;
+}
+
+size_t
+fnet_stream_flush(fnet_stream *stream)
+{
+    fnet_shard *shard = stream->shard;
+    size_t left;
+
+    fnet_lock_acquire(&shard->output);
+    if (stream->writable && !fnet_chain_empty(&stream->out)) {
+        fnet_list_remove(&stream->source.dirty);
+        flush_locked(stream);
+        if (has_report(stream)) {
+            fnet_shard_make_ready(shard, &stream->source);
+        }
+    }
+    left = stream->out.bytes;
+    fnet_lock_release(&shard->output);
+    return left;
+}
+
+int
+fnet_stream_error(fnet_stream *stream)
+{
+    fnet_lock_acquire(&stream->shard->output);
+    int error = stream->error;
+    fnet_lock_release(&stream->shard->output);
+    return error;
+}
+
+void
+fnet_stream_notify(fnet_stream *stream, size_t low)
+{
+    fnet_shard *shard = stream->shard;
+
+    fnet_lock_acquire(&shard->output);
+    stream->notify = true;
+    stream->low = low;
+    if (has_report(stream)) {
+        fnet_shard_make_ready(shard, &stream->source);
+    }
+    fnet_lock_release(&shard->output);
+}
+
+void
+fnet_stream_notify_room(fnet_stream *stream)
+{
+    fnet_shard *shard = stream->shard;
+
+    fnet_lock_acquire(&shard->output);
+    stream->notify_room = true;
+    stream->writable = false;
+    rearm_output_locked(stream);
+    fnet_lock_release(&shard->output);
+}
+
+void
+fnet_stream_shutdown(fnet_stream *stream)
+{
+    fnet_shard *shard = stream->shard;
+
+    fnet_lock_acquire(&shard->output);
+    stream->shutdown = true;
+    flush_locked(stream);
+    if (has_report(stream)) {
+        fnet_shard_make_ready(shard, &stream->source);
+    }
+    fnet_lock_release(&shard->output);
+}
+
+void
+fnet_stream_drop(fnet_stream *stream)
+{
+    fnet_shard *shard = stream->shard;
+
+    fnet_lock_acquire(&shard->output);
+    fnet_chain_clear(&stream->out, shard->cache, &shard->spent);
+    fnet_list_remove(&stream->source.dirty);
+    fnet_lock_release(&shard->output);
+}

@@ -1,0 +1,118 @@
+#include "net/watch.h"
+
+/* Events that nobody waited for before a kept registration is switched off:
+ * with a reader that sleeps between its reads each costs a wake-up. */
+#define QUIET_EVENTS 2
+
+#define ALWAYS ((uint32_t)(EPOLLHUP | EPOLLERR))
+
+static fnet_watch *
+watch_of(fnet_source *source)
+{
+    return fnet_container_of(source, fnet_watch, source);
+}
+
+/* The directions that the events end the waiting for: an error or a hang-up
+ * concerns both, as for select(). */
+static uint32_t
+directions(uint32_t events)
+{
+    uint32_t result = events & (uint32_t)(EPOLLIN | EPOLLOUT);
+    if ((events & ALWAYS) != 0) {
+        result |= (uint32_t)(EPOLLIN | EPOLLOUT);
+    }
+    if ((events & (uint32_t)EPOLLRDHUP) != 0) {
+        result |= (uint32_t)EPOLLIN;
+    }
+    return result;
+}
+
+static bool
+watch_event(fnet_shard *shard, fnet_source *source, uint32_t events)
+{
+    fnet_watch *watch = watch_of(source);
+    uint32_t wanted = directions(events) & (watch->levels | watch->waits);
+
+    if (wanted != 0) {
+        watch->quiet = 0;
+        watch->arrived |= wanted;
+        return true;
+    }
+    if ((source->events & EPOLLET) == 0) {
+        /* A level that was for a wait only, which is over. */
+        (void)fnet_poller_modify(&shard->poller, source, watch->levels);
+    }
+    else if (watch->quiet < QUIET_EVENTS) {
+        watch->quiet++;
+    }
+    else if (source->events == FNET_EVENTS_EDGE) {
+        if (fnet_poller_modify(&shard->poller, source, FNET_EVENTS_QUIET) ==
+            0) {
+            shard->stats.disarmed++;
+        }
+    }
+    return false;
+}
+
+static bool
+watch_ready(fnet_shard *shard, fnet_source *source, fnet_batch *batch)
+{
+    fnet_watch *watch = watch_of(source);
+    uint32_t events = watch->arrived;
+
+    watch->arrived = 0;
+    watch->waits &= ~events;
+    if (events != 0) {
+        fnet_batch_push(batch, source, FNET_WHAT_WATCH, (int32_t)events);
+    }
+    return false;
+}
+
+static const fnet_source_ops watch_ops = {
+    .kind = FNET_KIND_WATCH,
+    .event = watch_event,
+    .ready = watch_ready,
+};
+
+void
+fnet_watch_init(fnet_watch *watch, fnet_shard *shard, void *owner)
+{
+    *watch = (fnet_watch){.shard = shard};
+    fnet_source_init(&watch->source, &watch_ops, owner);
+}
+
+int
+fnet_watch_set(fnet_watch *watch, int fd, uint32_t levels, uint32_t waits)
+{
+    fnet_poller *poller = &watch->shard->poller;
+    uint32_t events = levels != 0 ? levels | waits : FNET_EVENTS_EDGE;
+    int rc = 0;
+
+    if (!fnet_source_attached(&watch->source)) {
+        if ((levels | waits) != 0) {
+            rc = fnet_poller_attach(poller, &watch->source, fd, events);
+        }
+    }
+    else if (levels == 0 && waits == 0) {
+        /* Kept for the next wait, unless it would report levels. */
+        if ((watch->source.events & EPOLLET) == 0) {
+            fnet_poller_detach(poller, &watch->source, false);
+        }
+    }
+    else if (watch->source.events != events) {
+        rc = fnet_poller_modify(poller, &watch->source, events);
+    }
+    if (rc == 0) {
+        watch->levels = levels;
+        watch->waits = waits;
+        watch->arrived &= levels | waits;
+    }
+    return rc;
+}
+
+void
+fnet_watch_detach(fnet_watch *watch)
+{
+    fnet_poller_detach(&watch->shard->poller, &watch->source, false);
+    watch->levels = watch->waits = watch->arrived = 0;
+}

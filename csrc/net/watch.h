@@ -1,0 +1,36 @@
+/* watch: a descriptor of the program's, watched and not read by the core.
+ *
+ * Two kinds of interest share it, because an epoll set has one entry per
+ * descriptor: levels (add_reader: reported in every pass while the condition
+ * holds) and waits (a sock_* call that got EAGAIN: reported once).  With
+ * waits alone the registration is edge-triggered and stays between calls;
+ * what comes while nobody waits switches it off.
+ *
+ * The loop's thread between passes. */
+#ifndef FNET_NET_WATCH_H
+#define FNET_NET_WATCH_H
+
+#include "base/base.h"
+#include "poll/shard.h"
+
+#define FNET_KIND_WATCH 3
+
+typedef struct fnet_watch {
+    fnet_source source;
+    fnet_shard *shard;
+    uint32_t levels;  /* EPOLLIN, EPOLLOUT */
+    uint32_t waits;   /* likewise */
+    uint32_t arrived; /* events to report in this pass */
+    uint8_t quiet;    /* events in a row that nobody waited for */
+} fnet_watch;
+
+void fnet_watch_init(fnet_watch *watch, fnet_shard *shard, void *owner);
+/* Changes what is reported of the descriptor; the first call registers it.
+ * `levels` and `waits` are EPOLLIN, EPOLLOUT, both or 0.  A watch with
+ * neither stays registered if it was for waits, else it is detached.  0 or a
+ * negative errno, with the interest as it was. */
+FNET_MUST_CHECK int fnet_watch_set(fnet_watch *watch, int fd, uint32_t levels,
+                                   uint32_t waits);
+void fnet_watch_detach(fnet_watch *watch);
+
+#endif

@@ -1,0 +1,69 @@
+#include "poll/batch.h"
+
+#define BLOCK FNET_BLOCK_256K
+#define ALIGN ((size_t)64)
+
+void
+fnet_batch_init(fnet_batch *batch)
+{
+    batch->count = 0;
+    batch->nblocks = 0;
+    batch->used = 0;
+}
+
+void
+fnet_batch_fini(fnet_batch *batch, fnet_cache *cache)
+{
+    fnet_batch_reset(batch, cache, true);
+}
+
+void
+fnet_batch_reset(fnet_batch *batch, fnet_cache *cache, bool trim)
+{
+    unsigned keep = trim ? 0 : 1;
+    while (batch->nblocks > keep) {
+        fnet_cache_put(cache, BLOCK, batch->blocks[--batch->nblocks]);
+    }
+    batch->count = 0;
+    batch->used = 0;
+}
+
+fnet_completion *
+fnet_batch_push(fnet_batch *batch, fnet_source *source, enum fnet_what what,
+                int32_t result)
+{
+    fnet_assert(!fnet_batch_full(batch));
+    fnet_completion *item = &batch->items[batch->count++];
+    *item = (fnet_completion){.source = source,
+                              .tag = source->tag,
+                              .result = result,
+                              .what = what};
+    return item;
+}
+
+char *
+fnet_batch_reserve(fnet_batch *batch, fnet_cache *cache, size_t want,
+                   size_t *room)
+{
+    size_t size = fnet_block_size(BLOCK);
+    if (batch->nblocks == 0 || size - batch->used < want) {
+        if (batch->nblocks == FNET_BATCH_BLOCKS) {
+            return NULL;
+        }
+        char *block = fnet_cache_get(cache, BLOCK);
+        if (block == NULL) {
+            return NULL;
+        }
+        batch->blocks[batch->nblocks++] = block;
+        batch->used = 0;
+    }
+    *room = size - batch->used;
+    return batch->blocks[batch->nblocks - 1] + batch->used;
+}
+
+void
+fnet_batch_commit(fnet_batch *batch, size_t n)
+{
+    /* Aligned, so that no two connections share a cache line. */
+    batch->used += (n + ALIGN - 1) & ~(ALIGN - 1);
+}

@@ -1,0 +1,227 @@
+#include "poll/prompter.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <time.h>
+
+/* Two looks bound the wait; see the header. */
+#define PERIOD_NS (750 * INT64_C(1000))
+/* Looks without a deferral before the thread goes to sleep: 30 ms, so that a
+ * busy server does not pay for a wake-up per pause. */
+#define IDLE_LOOKS 40
+
+struct fnet_prompter {
+    /* constant after init */
+    fnet_shard *shard;
+
+    /* guarded by mutex (a leaf) */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    pthread_t thread;
+    bool running; /* `thread` is to be joined */
+    bool stop;
+    bool armed; /* asked to watch */
+    bool trim;  /* asked to trim */
+};
+
+/* One look at the shard.  False when nothing has been deferred for so long
+ * that the thread may sleep. */
+static bool
+look(fnet_shard *shard, uint64_t *turn, uint64_t *deferrals, int *idle)
+{
+    bool awake = true;
+
+    fnet_lock_acquire(&shard->output);
+    if (shard->phase == FNET_PHASE_TURN && !fnet_list_empty(&shard->dirty)) {
+        if (shard->turn == *turn) {
+            shard->stats.prompted++;
+            shard->late = true;
+            fnet_shard_flush_locked(shard);
+        }
+        *turn = shard->turn;
+    }
+    else {
+        *turn = shard->turn - 1;
+    }
+    *idle = shard->deferrals == *deferrals ? *idle + 1 : 0;
+    *deferrals = shard->deferrals;
+    if (*idle > IDLE_LOOKS) {
+        shard->prompter_up = false;
+        awake = false;
+    }
+    fnet_lock_release(&shard->output);
+    return awake;
+}
+
+static void
+wait_for_period(fnet_prompter *prompter)
+{
+    struct timespec until;
+    int64_t at = fnet_clock_ns() + PERIOD_NS;
+
+    until.tv_sec = (time_t)(at / FNET_SEC);
+    until.tv_nsec = (long)(at % FNET_SEC);
+    while (!prompter->stop &&
+           pthread_cond_timedwait(&prompter->wake, &prompter->mutex,
+                                  &until) == 0) {
+    }
+}
+
+static void
+watch(fnet_prompter *prompter)
+{
+    uint64_t turn = 0, deferrals = 0;
+    int idle = 0;
+    bool awake = true;
+
+    while (awake && !prompter->stop) {
+        wait_for_period(prompter);
+        if (prompter->stop) {
+            break;
+        }
+        pthread_mutex_unlock(&prompter->mutex);
+        awake = look(prompter->shard, &turn, &deferrals, &idle);
+        pthread_mutex_lock(&prompter->mutex);
+    }
+}
+
+static void *
+run(void *arg)
+{
+    fnet_prompter *prompter = arg;
+
+    pthread_mutex_lock(&prompter->mutex);
+    while (!prompter->stop) {
+        if (prompter->armed) {
+            prompter->armed = false;
+            watch(prompter);
+        }
+        else if (prompter->trim) {
+            prompter->trim = false;
+            pthread_mutex_unlock(&prompter->mutex);
+            malloc_trim(0);
+            pthread_mutex_lock(&prompter->mutex);
+        }
+        else {
+            pthread_cond_wait(&prompter->wake, &prompter->mutex);
+        }
+    }
+    pthread_mutex_unlock(&prompter->mutex);
+    return NULL;
+}
+
+/* Starts the thread with all signals blocked: they are for Python's. */
+static bool
+start_locked(fnet_prompter *prompter)
+{
+    sigset_t all, before;
+
+    if (prompter->running) {
+        return true;
+    }
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    prompter->stop = false;
+    prompter->running =
+        pthread_create(&prompter->thread, NULL, run, prompter) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return prompter->running;
+}
+
+/* The first deferral of a turn found the prompter asleep. */
+static void
+wake_locked(void *arg)
+{
+    fnet_prompter *prompter = arg;
+    fnet_assert_locked(&prompter->shard->output);
+
+    pthread_mutex_lock(&prompter->mutex);
+    if (start_locked(prompter)) {
+        prompter->armed = true;
+        prompter->shard->prompter_up = true;
+        pthread_cond_signal(&prompter->wake);
+    }
+    else {
+        /* No thread to be had: send at once from now on. */
+        prompter->shard->late = true;
+        prompter->shard->defer = false;
+    }
+    pthread_mutex_unlock(&prompter->mutex);
+}
+
+int
+fnet_prompter_new(fnet_prompter **out, fnet_shard *shard)
+{
+    pthread_condattr_t attr;
+    fnet_prompter *prompter = fnet_calloc(1, sizeof(*prompter));
+
+    if (prompter == NULL) {
+        return -ENOMEM;
+    }
+    prompter->shard = shard;
+    pthread_mutex_init(&prompter->mutex, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&prompter->wake, &attr);
+    pthread_condattr_destroy(&attr);
+    shard->wake_prompter = wake_locked;
+    shard->prompter = prompter;
+    *out = prompter;
+    return 0;
+}
+
+void
+fnet_prompter_stop(fnet_prompter *prompter)
+{
+    bool join;
+
+    pthread_mutex_lock(&prompter->mutex);
+    prompter->stop = true;
+    join = prompter->running;
+    pthread_cond_signal(&prompter->wake);
+    pthread_mutex_unlock(&prompter->mutex);
+    if (join) {
+        pthread_join(prompter->thread, NULL);
+    }
+    fnet_prompter_forget(prompter);
+}
+
+void
+fnet_prompter_forget(fnet_prompter *prompter)
+{
+    prompter->running = false;
+    prompter->stop = false;
+    prompter->armed = false;
+    prompter->trim = false;
+    prompter->shard->prompter_up = false;
+}
+
+void
+fnet_prompter_free(fnet_prompter *prompter)
+{
+    if (prompter == NULL) {
+        return;
+    }
+    fnet_prompter_stop(prompter);
+    prompter->shard->wake_prompter = NULL;
+    prompter->shard->prompter = NULL;
+    pthread_cond_destroy(&prompter->wake);
+    pthread_mutex_destroy(&prompter->mutex);
+    fnet_free(prompter);
+}
+
+void
+fnet_prompter_trim(fnet_prompter *prompter)
+{
+    pthread_mutex_lock(&prompter->mutex);
+    if (start_locked(prompter)) {
+        prompter->trim = true;
+        pthread_cond_signal(&prompter->wake);
+    }
+    pthread_mutex_unlock(&prompter->mutex);
+}

@@ -1,0 +1,226 @@
+#include "poll/shard.h"
+
+#include "base/clock.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+
+/* Events taken from the kernel at a time; as many completions fit into a
+ * batch. */
+#define MAX_EVENTS FNET_BATCH_MAX
+
+int
+fnet_shard_init(fnet_shard *shard, fnet_depot *depot)
+{
+    int rc;
+
+    *shard = (fnet_shard){.defer = true, .phase = FNET_PHASE_TURN};
+    fnet_list_init(&shard->ready);
+    fnet_list_init(&shard->dirty);
+    fnet_chain_init(&shard->spent);
+    rc = fnet_lock_init(&shard->output, FNET_RANK_OUTPUT);
+    if (rc < 0) {
+        return rc;
+    }
+    rc = fnet_cache_new(&shard->cache, depot);
+    if (rc < 0) {
+        goto fail_cache;
+    }
+    rc = fnet_poller_init(&shard->poller);
+    if (rc < 0) {
+        goto fail_poller;
+    }
+    return 0;
+
+fail_poller:
+    fnet_cache_free(shard->cache);
+fail_cache:
+    fnet_lock_fini(&shard->output);
+    return rc;
+}
+
+void
+fnet_shard_fini(fnet_shard *shard)
+{
+    fnet_assert(shard->poller.attached == 0);
+    fnet_assert(fnet_chain_empty(&shard->spent));
+    fnet_poller_fini(&shard->poller);
+    fnet_cache_free(shard->cache);
+    fnet_lock_fini(&shard->output);
+}
+
+void
+fnet_shard_prepare_sleep(fnet_shard *shard)
+{
+    /* seq_cst: pairs with the load in fnet_poller_wake_any(). */
+    atomic_store(&shard->poller.asleep, 1);
+}
+
+static bool
+note_event(fnet_shard *shard, const struct epoll_event *event)
+{
+    fnet_source *source = fnet_poller_lookup(&shard->poller, event->data.u64);
+    if (source == NULL ||
+        !source->ops->event(shard, source, event->events)) {
+        return false;
+    }
+    fnet_shard_make_ready(shard, source);
+    return true;
+}
+
+/* Waits until there is something for somebody.  A return with nothing for
+ * anybody goes back to waiting here, without a trip through the loop. */
+static int
+poll_until_wanted(fnet_shard *shard, int64_t deadline)
+{
+    struct epoll_event events[MAX_EVENTS];
+
+    for (;;) {
+        int64_t timeout = deadline == FNET_FOREVER ? -1 : 0;
+        if (deadline != FNET_FOREVER && deadline != FNET_NO_WAIT) {
+            timeout = deadline - fnet_clock_ns();
+            if (timeout <= 0) {
+                deadline = FNET_NO_WAIT;
+                timeout = 0;
+            }
+        }
+        int n = fnet_sys_epoll_wait(shard->poller.epfd, events, MAX_EVENTS,
+                                    timeout);
+        shard->stats.polls++;
+        if (n < 0) {
+            return n == -EINTR ? -EINTR : 0;
+        }
+        shard->stats.events += (uint64_t)n;
+        bool wanted = false;
+        for (int i = 0; i < n; i++) {
+            if (events[i].data.u64 == FNET_TAG_WAKE) {
+                wanted = true;
+            }
+            else if (note_event(shard, &events[i])) {
+                wanted = true;
+            }
+        }
+        if (wanted || n == 0 || deadline == FNET_NO_WAIT) {
+            return 0;
+        }
+        shard->stats.quiet++;
+    }
+}
+
+/* One round over the sources that have work now; what a source leaves, and
+ * what found no room, waits for the next pass in the order of arrival. */
+static void
+read_ready(fnet_shard *shard, fnet_batch *batch)
+{
+    fnet_list todo;
+    fnet_list *node;
+
+    fnet_list_init(&todo);
+    fnet_list_splice(&todo, &shard->ready);
+    while (!fnet_batch_full(batch) && (node = fnet_list_pop(&todo)) != NULL) {
+        fnet_source *source = fnet_container_of(node, fnet_source, ready);
+        if (source->ops->ready(shard, source, batch)) {
+            fnet_list_push(&shard->ready, node);
+        }
+    }
+    if (!fnet_list_empty(&todo)) {
+        fnet_list_splice(&todo, &shard->ready);
+        fnet_list_splice(&shard->ready, &todo);
+    }
+}
+
+int
+fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline)
+{
+    fnet_lock_acquire(&shard->output);
+    shard->phase = FNET_PHASE_PASS;
+    shard->late = false;
+    fnet_lock_release(&shard->output);
+    shard->stats.passes++;
+    fnet_batch_reset(batch, shard->cache, shard->trim);
+    shard->trim = false;
+    fnet_shard_flush_locked(shard);
+    if (!fnet_list_empty(&shard->ready)) {
+        deadline = FNET_NO_WAIT;
+    }
+    int rc = poll_until_wanted(shard, deadline);
+    /* relaxed: a wake-up that comes too late costs one spare return. */
+    atomic_store_explicit(&shard->poller.asleep, 0, memory_order_relaxed);
+    read_ready(shard, batch);
+    return rc;
+}
+
+void
+fnet_shard_begin_turn(fnet_shard *shard, bool eager)
+{
+    fnet_lock_acquire(&shard->output);
+    shard->phase = FNET_PHASE_TURN;
+    shard->turn++;
+    shard->eager = eager || !shard->defer;
+    fnet_lock_release(&shard->output);
+}
+
+void
+fnet_shard_flush_locked(fnet_shard *shard)
+{
+    fnet_list todo;
+    fnet_list *node;
+
+    /* A source may put itself back, for the next pass. */
+    fnet_list_init(&todo);
+    fnet_list_splice(&todo, &shard->dirty);
+    while ((node = fnet_list_pop(&todo)) != NULL) {
+        fnet_source *source = fnet_container_of(node, fnet_source, dirty);
+        source->ops->flush(shard, source);
+    }
+}
+
+void
+fnet_shard_flush(fnet_shard *shard)
+{
+    fnet_lock_acquire(&shard->output);
+    fnet_shard_flush_locked(shard);
+    fnet_lock_release(&shard->output);
+}
+
+void
+fnet_shard_defer_locked(fnet_shard *shard, fnet_source *source)
+{
+    if (fnet_list_empty(&shard->dirty)) {
+        shard->deferrals++;
+        if (!shard->prompter_up && shard->wake_prompter != NULL) {
+            shard->wake_prompter(shard->prompter);
+        }
+    }
+    if (fnet_list_empty(&source->dirty)) {
+        fnet_list_push(&shard->dirty, &source->dirty);
+    }
+}
+
+fnet_landing
+fnet_shard_take_landing(fnet_shard *shard)
+{
+    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+        fnet_landing landing = shard->landings[i];
+        if (landing.owner != NULL) {
+            shard->landings[i].owner = NULL;
+            shard->landings_used++;
+            return landing;
+        }
+    }
+    shard->want_landings = true;
+    return (fnet_landing){0};
+}
+
+void
+fnet_shard_return_landing(fnet_shard *shard, fnet_landing landing)
+{
+    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+        if (shard->landings[i].owner == NULL) {
+            shard->landings[i] = landing;
+            shard->landings_used--;
+            return;
+        }
+    }
+    fnet_panic("shard: a landing place that was not taken is returned");
+}

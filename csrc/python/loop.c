@@ -1,0 +1,949 @@
+/* loop: the hot half of the event loop: scheduling, its state, its life.
+ *
+ * The cold half is Python (pyfastnet/loop.py), in a class that inherits from
+ * this one and from asyncio.BaseEventLoop.  turn.c runs it. */
+#include "python/module.h"
+
+#include "base/clock.h"
+#include "base/mem.h"
+
+#include <errno.h>
+#include <math.h>
+
+/* 64 MiB of free blocks over all classes, unless PYFASTNET_CACHE_LIMIT says
+ * otherwise: as much as a burst on a thousand connections uses at a time. */
+#define CACHE_LIMIT ((size_t)64 << 20)
+#define RING_START 256
+
+/* -- the ready queue ---------------------------------------------------------- */
+
+static int
+grow_ring(LoopObject *self)
+{
+    size_t capacity = self->ring_mask + 1;
+    HandleObject **ring = PyMem_New(HandleObject *, capacity * 2);
+    if (ring == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < self->ring_count; i++) {
+        ring[i] = self->ring[(self->ring_head + i) & self->ring_mask];
+    }
+    PyMem_Free(self->ring);
+    self->ring = ring;
+    self->ring_head = 0;
+    self->ring_mask = capacity * 2 - 1;
+    return 0;
+}
+
+int
+fnet_loop_push(LoopObject *self, HandleObject *handle)
+{
+    if (FNET_UNLIKELY(self->ring_count > self->ring_mask) &&
+        grow_ring(self) < 0) {
+        Py_DECREF(handle);
+        return -1;
+    }
+    self->ring[(self->ring_head + self->ring_count++) & self->ring_mask] =
+        handle;
+    return 0;
+}
+
+int
+fnet_loop_call_soon(LoopObject *self, PyObject *callback,
+                    PyObject *const *args, Py_ssize_t nargs,
+                    PyObject *context)
+{
+    if (callback == NULL) {
+        return -1;
+    }
+    HandleObject *handle =
+        fnet_handle_new(self, callback, args, nargs, context);
+    return handle == NULL ? -1 : fnet_loop_push(self, handle);
+}
+
+/* -- checks --------------------------------------------------------------------- */
+
+static FNET_COLD int
+refuse(LoopObject *self)
+{
+    PyErr_SetString(PyExc_RuntimeError,
+                    self->closed
+                        ? "Event loop is closed"
+                        : "this event loop belongs to the parent process: "
+                          "after a fork make a new one");
+    return -1;
+}
+
+int
+fnet_loop_check(LoopObject *self)
+{
+    return FNET_UNLIKELY(self->closed || self->forked) ? refuse(self) : 0;
+}
+
+int
+fnet_loop_check_thread(LoopObject *self)
+{
+    if (FNET_UNLIKELY(self->passing)) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "Non-thread-safe operation invoked on an event loop "
+                        "from another thread: use call_soon_threadsafe()");
+        return -1;
+    }
+    return 0;
+}
+
+/* Debug mode: the right thread, and something that can be called. */
+int
+fnet_loop_check_debug_call(LoopObject *self, PyObject *callback,
+                           const char *method)
+{
+    PyObject *result;
+
+    if (method[0] != '_') {
+        result = PyObject_CallMethod((PyObject *)self, "_check_thread", NULL);
+        if (result == NULL) {
+            return -1;
+        }
+        Py_DECREF(result);
+    }
+    else {
+        method++;
+    }
+    result = PyObject_CallMethod((PyObject *)self, "_check_callback", "Os",
+                                 callback, method);
+    Py_XDECREF(result);
+    return result == NULL ? -1 : 0;
+}
+
+/* -- arguments of call_soon() and its kin ---------------------------------------- */
+
+typedef struct call_args {
+    PyObject *lead; /* delay or when; NULL for call_soon */
+    PyObject *callback;
+    PyObject *context; /* borrowed, may be NULL */
+    PyObject *const *args;
+    Py_ssize_t nargs;
+} call_args;
+
+static FNET_COLD int
+take_keyword(module_state *state, const char *method, PyObject *name,
+             PyObject *value, const char *lead_name, call_args *out)
+{
+    PyObject **place = NULL;
+
+    if (PyUnicode_CompareWithASCIIString(name, "context") == 0) {
+        place = &out->context;
+    }
+    else if (PyUnicode_CompareWithASCIIString(name, "callback") == 0 &&
+             out->callback == NULL) {
+        place = &out->callback;
+    }
+    else if (lead_name != NULL && out->lead == NULL &&
+             PyUnicode_CompareWithASCIIString(name, lead_name) == 0) {
+        place = &out->lead;
+    }
+    if (place == NULL) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s() got an unexpected keyword argument '%U'", method,
+                     name);
+        return -1;
+    }
+    *place = value;
+    return 0;
+}
+
+static int
+parse_call(LoopObject *self, const char *method, const char *lead_name,
+           PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
+           call_args *out)
+{
+    Py_ssize_t used = 0;
+
+    *out = (call_args){0};
+    if (lead_name != NULL && used < nargs) {
+        out->lead = args[used++];
+    }
+    if (used < nargs) {
+        out->callback = args[used++];
+    }
+    out->args = args + used;
+    out->nargs = nargs - used;
+    if (kwnames != NULL) {
+        Py_ssize_t n = PyTuple_GET_SIZE(kwnames);
+        for (Py_ssize_t i = 0; i < n; i++) {
+            PyObject *name = PyTuple_GET_ITEM(kwnames, i);
+            if (FNET_LIKELY(name == self->state->str_context)) {
+                out->context = args[nargs + i];
+            }
+            else if (take_keyword(self->state, method, name, args[nargs + i],
+                                  lead_name, out) < 0) {
+                return -1;
+            }
+        }
+    }
+    if (out->callback == NULL || (lead_name != NULL && out->lead == NULL)) {
+        PyErr_Format(PyExc_TypeError,
+                     "%s() missing required positional argument: '%s'",
+                     method,
+                     lead_name != NULL && out->lead == NULL ? lead_name
+                                                            : "callback");
+        return -1;
+    }
+    return fnet_loop_check(self);
+}
+
+static PyObject *
+loop_call_soon(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
+               PyObject *kwnames)
+{
+    call_args call;
+
+    if (parse_call(self, "call_soon", NULL, args, nargs, kwnames, &call) <
+        0) {
+        return NULL;
+    }
+    if (FNET_UNLIKELY(self->debug) &&
+        fnet_loop_check_debug_call(self, call.callback, "call_soon") < 0) {
+        return NULL;
+    }
+    HandleObject *handle = fnet_handle_new(self, call.callback, call.args,
+                                           call.nargs, call.context);
+    if (handle == NULL ||
+        fnet_loop_push(self, (HandleObject *)Py_NewRef((PyObject *)handle)) <
+            0) {
+        Py_XDECREF(handle);
+        return NULL;
+    }
+    return (PyObject *)handle;
+}
+
+static PyObject *
+loop_call_soon_threadsafe(LoopObject *self, PyObject *const *args,
+                          Py_ssize_t nargs, PyObject *kwnames)
+{
+    call_args call;
+
+    if (parse_call(self, "call_soon_threadsafe", NULL, args, nargs, kwnames,
+                   &call) < 0) {
+        return NULL;
+    }
+    if (FNET_UNLIKELY(self->debug) &&
+        fnet_loop_check_debug_call(self, call.callback,
+                                   "_call_soon_threadsafe") < 0) {
+        return NULL;
+    }
+    HandleObject *handle = fnet_handle_new(self, call.callback, call.args,
+                                           call.nargs, call.context);
+    if (handle == NULL ||
+        fnet_loop_push(self, (HandleObject *)Py_NewRef((PyObject *)handle)) <
+            0) {
+        Py_XDECREF(handle);
+        return NULL;
+    }
+    fnet_poller_wake_any(&self->home.poller);
+    return (PyObject *)handle;
+}
+
+/* The first instant of the clock at which loop.time() is at least `when`. */
+static int64_t
+deadline_of(double when)
+{
+    if (isnan(when) || when <= -9.0e9) {
+        return INT64_MIN; /* asyncio runs both in the next turn */
+    }
+    if (when >= 9.0e9) {
+        return INT64_MAX;
+    }
+    int64_t deadline = (int64_t)ceil(when * 1e9);
+    while ((double)deadline / 1e9 < when) {
+        deadline++;
+    }
+    return deadline;
+}
+
+static PyObject *
+schedule(LoopObject *self, double when, const call_args *call)
+{
+    TimerObject *timer = fnet_timer_new(self, when, call->callback,
+                                        call->args, call->nargs,
+                                        call->context);
+    if (timer == NULL) {
+        return NULL;
+    }
+    if (fnet_heap_push(&self->timers, &timer->node, deadline_of(when)) < 0) {
+        Py_DECREF(timer);
+        return PyErr_NoMemory();
+    }
+    return Py_NewRef((PyObject *)timer);
+}
+
+static PyObject *
+loop_call_at(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
+             PyObject *kwnames)
+{
+    call_args call;
+
+    if (parse_call(self, "call_at", "when", args, nargs, kwnames, &call) <
+        0) {
+        return NULL;
+    }
+    if (call.lead == Py_None) {
+        PyErr_SetString(PyExc_TypeError, "when cannot be None");
+        return NULL;
+    }
+    double when = PyFloat_AsDouble(call.lead);
+    if (when == -1.0 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (FNET_UNLIKELY(self->debug) &&
+        fnet_loop_check_debug_call(self, call.callback, "call_at") < 0) {
+        return NULL;
+    }
+    return schedule(self, when, &call);
+}
+
+static PyObject *
+loop_call_later(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
+                PyObject *kwnames)
+{
+    call_args call;
+
+    if (parse_call(self, "call_later", "delay", args, nargs, kwnames, &call) <
+        0) {
+        return NULL;
+    }
+    if (call.lead == Py_None) {
+        PyErr_SetString(PyExc_TypeError, "delay must not be None");
+        return NULL;
+    }
+    double delay = PyFloat_AsDouble(call.lead);
+    if (delay == -1.0 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (FNET_UNLIKELY(self->debug) &&
+        fnet_loop_check_debug_call(self, call.callback, "call_later") < 0) {
+        return NULL;
+    }
+    return schedule(self, (double)fnet_clock_ns() / 1e9 + delay, &call);
+}
+
+/* -- small answers ------------------------------------------------------------------ */
+
+static PyObject *
+loop_time(LoopObject *self, PyObject *unused)
+{
+    return PyFloat_FromDouble((double)fnet_clock_ns() / 1e9);
+}
+
+static PyObject *
+loop_get_debug(LoopObject *self, PyObject *unused)
+{
+    return PyBool_FromLong(self->debug);
+}
+
+static PyObject *
+loop_is_running(LoopObject *self, PyObject *unused)
+{
+    return PyBool_FromLong(self->thread_id != Py_None);
+}
+
+static PyObject *
+loop_is_closed(LoopObject *self, PyObject *unused)
+{
+    return PyBool_FromLong(self->closed);
+}
+
+static PyObject *
+loop_stop(LoopObject *self, PyObject *unused)
+{
+    self->stopping = true;
+    Py_RETURN_NONE;
+}
+
+PyObject *
+fnet_loop_create_future(LoopObject *self)
+{
+    PyObject *args[] = {NULL, (PyObject *)self};
+    static const size_t keyword_only = 0 | PY_VECTORCALL_ARGUMENTS_OFFSET;
+    return PyObject_Vectorcall(self->state->future_type, args + 1,
+                               keyword_only, self->state->kw_loop);
+}
+
+static PyObject *
+loop_create_future(LoopObject *self, PyObject *unused)
+{
+    return fnet_loop_create_future(self);
+}
+
+static PyObject *
+loop_add_callback(LoopObject *self, PyObject *handle)
+{
+    if (!PyObject_TypeCheck(handle, self->state->handle_type)) {
+        /* One of asyncio's own: run it from one of ours. */
+        PyObject *cancelled = PyObject_CallMethod(handle, "cancelled", NULL);
+        int skip = cancelled == NULL ? -1 : PyObject_IsTrue(cancelled);
+        Py_XDECREF(cancelled);
+        if (skip < 0) {
+            return NULL;
+        }
+        PyObject *run = skip ? NULL : PyObject_GetAttrString(handle, "_run");
+        if (!skip &&
+            fnet_loop_call_soon(self, run, NULL, 0, NULL) < 0) {
+            Py_XDECREF(run);
+            return NULL;
+        }
+        Py_XDECREF(run);
+        Py_RETURN_NONE;
+    }
+    if (!((HandleObject *)handle)->cancelled &&
+        fnet_loop_push(self, (HandleObject *)Py_NewRef(handle)) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+loop_write_to_self(LoopObject *self, PyObject *unused)
+{
+    if (self->has_core) {
+        fnet_poller_wake_any(&self->home.poller);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+loop_add_callback_signalsafe(LoopObject *self, PyObject *handle)
+{
+    PyObject *result = loop_add_callback(self, handle);
+    if (result != NULL && self->has_core) {
+        fnet_poller_wake_any(&self->home.poller);
+    }
+    return result;
+}
+
+static PyObject *
+loop_signal_fd(LoopObject *self, PyObject *unused)
+{
+    if (fnet_loop_check(self) < 0) {
+        return NULL;
+    }
+    return PyLong_FromLong(self->signal_pipe[1]);
+}
+
+/* -- descriptors -------------------------------------------------------------------- */
+
+PyObject **
+fnet_loop_fd_slot(LoopObject *self, int fd)
+{
+    if ((size_t)fd >= self->nfds) {
+        size_t n = self->nfds;
+        while (n <= (size_t)fd) {
+            n *= 2;
+        }
+        PyObject **fds = self->fds;
+        PyMem_Resize(fds, PyObject *, n);
+        if (fds == NULL) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        for (size_t i = self->nfds; i < n; i++) {
+            fds[i] = NULL;
+        }
+        self->fds = fds;
+        self->nfds = n;
+    }
+    return &self->fds[fd];
+}
+
+PyObject *
+fnet_loop_fd_object(LoopObject *self, int fd)
+{
+    return fd >= 0 && (size_t)fd < self->nfds ? self->fds[fd] : NULL;
+}
+
+/* -- life --------------------------------------------------------------------------- */
+
+static size_t
+cache_limit(void)
+{
+    const char *text = getenv("PYFASTNET_CACHE_LIMIT");
+    if (text != NULL) {
+        char *end;
+        errno = 0;
+        unsigned long long limit = strtoull(text, &end, 10);
+        if (errno == 0 && *text >= '0' && *text <= '9' && *end == '\0' &&
+            limit >= fnet_block_size(FNET_BLOCK_256K)) {
+            return (size_t)limit;
+        }
+        if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
+                             "PYFASTNET_CACHE_LIMIT=%s is not a number of "
+                             "bytes of at least one block (%zu): ignored",
+                             text, fnet_block_size(FNET_BLOCK_256K)) < 0) {
+            PyErr_Clear();
+        }
+    }
+    return CACHE_LIMIT;
+}
+
+static int
+watch_signals(LoopObject *self)
+{
+    int rc = fnet_sys_pipe(self->signal_pipe);
+    if (rc < 0) {
+        fnet_raise(rc);
+        return -1;
+    }
+    self->signal_watch = fnet_watch_of(self, self->signal_pipe[0]);
+    if (self->signal_watch == NULL) {
+        return -1;
+    }
+    rc = fnet_watch_set(&self->signal_watch->watch, self->signal_pipe[0],
+                        EPOLLIN, 0);
+    if (rc < 0) {
+        fnet_raise(rc);
+        return -1;
+    }
+    return 0;
+}
+
+static int
+open_core(LoopObject *self)
+{
+    int rc = fnet_depot_new(&self->depot, cache_limit());
+    if (rc < 0) {
+        goto fail;
+    }
+    rc = fnet_shard_init(&self->home, self->depot);
+    if (rc < 0) {
+        goto fail_shard;
+    }
+    const char *defer = getenv("PYFASTNET_DEFER");
+    self->home.defer = defer == NULL || defer[0] != '0';
+    rc = fnet_prompter_new(&self->prompter, &self->home);
+    if (rc < 0) {
+        goto fail_prompter;
+    }
+    fnet_batch_init(&self->batch);
+    self->has_core = true;
+    return watch_signals(self);
+
+fail_prompter:
+    fnet_shard_fini(&self->home);
+fail_shard:
+    fnet_depot_free(self->depot);
+    self->depot = NULL;
+fail:
+    fnet_raise(rc);
+    return -1;
+}
+
+static PyObject *
+loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    module_state *state = fnet_state_of_type(type);
+    LoopObject *self = (LoopObject *)type->tp_alloc(type, 0);
+    if (self == NULL || state == NULL) {
+        Py_XDECREF(self);
+        return NULL;
+    }
+    self->state = state;
+    self->thread_id = Py_NewRef(Py_None);
+    self->slow_callback_duration = 0.1;
+    self->signal_pipe[0] = self->signal_pipe[1] = -1;
+    self->ring_mask = RING_START - 1;
+    self->nfds = 64;
+    fnet_heap_init(&self->timers);
+    fnet_list_init(&self->transports);
+    self->ring = PyMem_New(HandleObject *, RING_START);
+    self->fds = PyMem_Calloc(self->nfds, sizeof(PyObject *));
+    if (self->ring == NULL || self->fds == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    if (open_core(self) < 0) {
+        self->closed = true;
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int
+loop_init(LoopObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"shards", NULL};
+    PyObject *shards = Py_None;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O:Loop", names,
+                                     &shards)) {
+        return -1;
+    }
+    if (shards != Py_None) {
+        long n = PyLong_AsLong(shards);
+        if (n == -1 && PyErr_Occurred()) {
+            return -1;
+        }
+        if (n < 1 || n > 64) {
+            PyErr_Format(PyExc_ValueError,
+                         "shards must be between 1 and 64, not %ld", n);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Callbacks and timers go; what they free may schedule more. */
+static void
+drop_callbacks(LoopObject *self)
+{
+    while (self->ring_count > 0) {
+        HandleObject *handle =
+            self->ring[self->ring_head++ & self->ring_mask];
+        self->ring_head &= self->ring_mask;
+        self->ring_count--;
+        Py_DECREF(handle);
+    }
+    fnet_heap_node *node;
+    while ((node = fnet_heap_min(&self->timers)) != NULL) {
+        fnet_heap_remove(&self->timers, node);
+        Py_DECREF(fnet_container_of(node, TimerObject, node));
+    }
+}
+
+static void
+drop_descriptors(LoopObject *self)
+{
+    fnet_list *node;
+
+    self->signal_watch = NULL;
+    while ((node = self->transports.next) != &self->transports) {
+        fnet_transport_abandon(
+            fnet_container_of(node, TransportObject, link));
+    }
+    for (size_t fd = 0; fd < self->nfds; fd++) {
+        PyObject *object = self->fds[fd];
+        self->fds[fd] = NULL;
+        if (object == NULL) {
+            continue;
+        }
+        if (Py_IS_TYPE(object, self->state->watch_type)) {
+            fnet_watch_drop((WatchObject *)object);
+            Py_DECREF(object);
+        }
+        else if (Py_IS_TYPE(object, self->state->listener_type)) {
+            fnet_listener_drop((ListenerObject *)object);
+            Py_DECREF(object);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        if (self->signal_pipe[i] >= 0) {
+            fnet_sys_close(self->signal_pipe[i]);
+            self->signal_pipe[i] = -1;
+        }
+    }
+}
+
+/* Descriptors of connections that were accepted and not delivered. */
+static void
+drop_batch(LoopObject *self)
+{
+    for (unsigned i = self->batch_next; i < self->batch.count; i++) {
+        fnet_completion *item = &self->batch.items[i];
+        if (item->what == FNET_WHAT_ACCEPTED) {
+            fnet_sys_close(item->result);
+        }
+        Py_CLEAR(item->landing);
+    }
+    self->batch.count = self->batch_next = 0;
+}
+
+static void
+close_core(LoopObject *self)
+{
+    if (!self->has_core) {
+        return;
+    }
+    drop_batch(self);
+    drop_descriptors(self);
+    drop_callbacks(self);
+    fnet_prompter_free(self->prompter);
+    self->prompter = NULL;
+    self->has_core = false;
+    fnet_loop_drop_landings(self);
+    fnet_loop_drop_spent(self);
+    fnet_batch_fini(&self->batch, self->home.cache);
+    fnet_shard_fini(&self->home);
+    fnet_depot_free(self->depot);
+    self->depot = NULL;
+}
+
+static PyObject *
+loop_close(LoopObject *self, PyObject *unused)
+{
+    if (self->thread_id != Py_None || self->in_turn) {
+        PyErr_SetString(PyExc_RuntimeError, "Cannot close a running event loop");
+        return NULL;
+    }
+    self->closed = true;
+    close_core(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+loop_before_fork(LoopObject *self, PyObject *unused)
+{
+    if (self->has_core && !self->forked) {
+        fnet_shard_flush(&self->home);
+        PyThreadState *tstate = PyEval_SaveThread();
+        fnet_prompter_stop(self->prompter);
+        PyEval_RestoreThread(tstate);
+    }
+    Py_RETURN_NONE;
+}
+
+/* In the child the epoll set is shared with the parent: it is closed before
+ * anything could change it. */
+static PyObject *
+loop_after_fork(LoopObject *self, PyObject *unused)
+{
+    if (self->has_core && !self->forked) {
+        self->forked = true;
+        fnet_prompter_forget(self->prompter);
+        fnet_sys_close(self->home.poller.epfd);
+        self->home.poller.epfd = fnet_sys_epoll_create();
+        for (int i = 0; i < 2; i++) {
+            fnet_sys_close(self->signal_pipe[i]);
+            self->signal_pipe[i] = -1;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static int
+loop_traverse(LoopObject *self, visitproc visit, void *arg)
+{
+    fnet_heap_node **nodes = self->timers.nodes;
+
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->thread_id);
+    Py_VISIT(self->current_handle);
+    Py_VISIT(self->entered);
+    for (size_t i = 0; i < self->ring_count; i++) {
+        Py_VISIT(self->ring[(self->ring_head + i) & self->ring_mask]);
+    }
+    for (size_t i = 0; i < self->timers.count; i++) {
+        Py_VISIT(fnet_container_of(nodes[i], TimerObject, node));
+    }
+    fnet_list *node;
+    if (self->transports.next != NULL) {
+        fnet_list_foreach(node, &self->transports)
+        {
+            Py_VISIT(fnet_container_of(node, TransportObject, link));
+        }
+    }
+    for (size_t fd = 0; fd < self->nfds && self->fds != NULL; fd++) {
+        PyObject *object = self->fds[fd];
+        if (object != NULL &&
+            !Py_IS_TYPE(object, self->state->transport_type)) {
+            Py_VISIT(object);
+        }
+    }
+    return 0;
+}
+
+static int
+loop_clear(LoopObject *self)
+{
+    if (!self->in_turn) {
+        self->closed = true;
+        close_core(self);
+        drop_callbacks(self);
+    }
+    Py_CLEAR(self->current_handle);
+    Py_CLEAR(self->entered);
+    return 0;
+}
+
+static void
+loop_dealloc(LoopObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+
+    PyObject_GC_UnTrack(self);
+    loop_clear(self);
+    Py_CLEAR(self->thread_id);
+    fnet_heap_fini(&self->timers);
+    PyMem_Free(self->ring);
+    PyMem_Free(self->fds);
+    type->tp_free((PyObject *)self);
+    Py_DECREF(type);
+}
+
+/* -- attributes that asyncio's own code looks at -------------------------------------- */
+
+static PyObject *
+loop_get_flag(LoopObject *self, void *which)
+{
+    return PyBool_FromLong(*(bool *)((char *)self + (intptr_t)which));
+}
+
+static int
+loop_set_flag(LoopObject *self, PyObject *value, void *which)
+{
+    int yes = value == NULL ? 0 : PyObject_IsTrue(value);
+    if (yes < 0) {
+        return -1;
+    }
+    *(bool *)((char *)self + (intptr_t)which) = yes != 0;
+    return 0;
+}
+
+static int
+loop_set_closed(LoopObject *self, PyObject *value, void *unused)
+{
+    int yes = value == NULL ? 0 : PyObject_IsTrue(value);
+    if (yes < 0) {
+        return -1;
+    }
+    /* BaseEventLoop.__init__() sets it to False; nothing reopens a loop. */
+    if (yes) {
+        self->closed = true;
+    }
+    return 0;
+}
+
+static PyObject *
+loop_set_debug(LoopObject *self, PyObject *enabled)
+{
+    if (loop_set_flag(self, enabled,
+                      (void *)(intptr_t)offsetof(LoopObject, debug)) < 0) {
+        return NULL;
+    }
+    if (self->thread_id != Py_None) {
+        PyObject *method = PyObject_GetAttrString(
+            (PyObject *)self, "_set_coroutine_origin_tracking");
+        PyObject *args[] = {enabled};
+        int rc = fnet_loop_call_soon(self, method, args, 1, NULL);
+        Py_XDECREF(method);
+        if (rc < 0) {
+            return NULL;
+        }
+        fnet_poller_wake_any(&self->home.poller);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+loop_get_thread_id(LoopObject *self, void *unused)
+{
+    return Py_NewRef(self->thread_id);
+}
+
+static int
+loop_set_thread_id(LoopObject *self, PyObject *value, void *unused)
+{
+    Py_XSETREF(self->thread_id, Py_NewRef(value == NULL ? Py_None : value));
+    return 0;
+}
+
+static PyObject *
+loop_get_current_handle(LoopObject *self, void *unused)
+{
+    return Py_NewRef(self->current_handle != NULL ? self->current_handle
+                                                  : Py_None);
+}
+
+static int
+loop_set_current_handle(LoopObject *self, PyObject *value, void *unused)
+{
+    return 0; /* BaseEventLoop.__init__() sets None */
+}
+
+#define FLAG(field) (void *)(intptr_t)offsetof(LoopObject, field)
+
+static PyGetSetDef loop_getset[] = {
+    {"_closed", (getter)loop_get_flag, (setter)loop_set_closed, NULL,
+     FLAG(closed)},
+    {"_stopping", (getter)loop_get_flag, (setter)loop_set_flag, NULL,
+     FLAG(stopping)},
+    {"_debug", (getter)loop_get_flag, (setter)loop_set_flag, NULL,
+     FLAG(debug)},
+    {"_forked", (getter)loop_get_flag, NULL, NULL, FLAG(forked)},
+    {"_thread_id", (getter)loop_get_thread_id, (setter)loop_set_thread_id,
+     NULL, NULL},
+    {"_current_handle", (getter)loop_get_current_handle,
+     (setter)loop_set_current_handle, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef loop_members[] = {
+    {"slow_callback_duration", T_DOUBLE,
+     offsetof(LoopObject, slow_callback_duration), 0,
+     "Debug mode: callbacks that take longer, in seconds, are logged."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+#define FAST(function) (PyCFunction)(void (*)(void))function,                 \
+    METH_FASTCALL | METH_KEYWORDS
+
+static PyMethodDef loop_methods[] = {
+    {"call_soon", FAST(loop_call_soon),
+     "Run callback(*args) in the next turn; see asyncio."},
+    {"call_soon_threadsafe", FAST(loop_call_soon_threadsafe),
+     "call_soon() from any thread: the loop is woken if it sleeps."},
+    {"call_later", FAST(loop_call_later),
+     "Run callback(*args) once, delay seconds from now, never earlier."},
+    {"call_at", FAST(loop_call_at),
+     "Run callback(*args) once loop.time() has reached when."},
+    {"time", (PyCFunction)loop_time, METH_NOARGS,
+     "The loop's clock, in seconds: time.monotonic()."},
+    {"create_future", (PyCFunction)loop_create_future, METH_NOARGS,
+     "An asyncio.Future of this loop."},
+    {"get_debug", (PyCFunction)loop_get_debug, METH_NOARGS,
+     "True in debug mode."},
+    {"set_debug", (PyCFunction)loop_set_debug, METH_O,
+     "Switch debug mode on or off."},
+    {"is_running", (PyCFunction)loop_is_running, METH_NOARGS,
+     "True while the loop runs."},
+    {"is_closed", (PyCFunction)loop_is_closed, METH_NOARGS,
+     "True once the loop was closed."},
+    {"stop", (PyCFunction)loop_stop, METH_NOARGS,
+     "Leave run_forever() after the present turn."},
+    {"stats", (PyCFunction)fnet_loop_stats, METH_NOARGS,
+     "Counters of the loop's I/O, as a dict."},
+    {"_run", (PyCFunction)fnet_loop_run, METH_NOARGS, NULL},
+    {"_run_once", (PyCFunction)fnet_loop_run_once, METH_NOARGS, NULL},
+    {"_close", (PyCFunction)loop_close, METH_NOARGS, NULL},
+    {"_before_fork", (PyCFunction)loop_before_fork, METH_NOARGS, NULL},
+    {"_after_fork", (PyCFunction)loop_after_fork, METH_NOARGS, NULL},
+    {"_add_callback", (PyCFunction)loop_add_callback, METH_O, NULL},
+    {"_add_callback_signalsafe", (PyCFunction)loop_add_callback_signalsafe,
+     METH_O, NULL},
+    {"_write_to_self", (PyCFunction)loop_write_to_self, METH_NOARGS, NULL},
+    {"_signal_fd", (PyCFunction)loop_signal_fd, METH_NOARGS, NULL},
+    {"_make_socket_transport",
+     (PyCFunction)(void (*)(void))fnet_make_socket_transport,
+     METH_VARARGS | METH_KEYWORDS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot loop_slots[] = {
+    {Py_tp_doc, "The hot half of pyfastnet.EventLoop."},
+    {Py_tp_new, loop_new},
+    {Py_tp_init, loop_init},
+    {Py_tp_dealloc, loop_dealloc},
+    {Py_tp_traverse, loop_traverse},
+    {Py_tp_clear, loop_clear},
+    {Py_tp_methods, loop_methods},
+    {Py_tp_members, loop_members},
+    {Py_tp_getset, loop_getset},
+    {0, NULL},
+};
+
+PyType_Spec fnet_loop_spec = {
+    .name = "pyfastnet._core.Loop",
+    .basicsize = sizeof(LoopObject),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+    .slots = loop_slots,
+};

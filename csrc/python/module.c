@@ -1,0 +1,309 @@
+/* module: the extension pyfastnet._core: its state, its types. */
+#include "python/module.h"
+
+PyMODINIT_FUNC PyInit__core(void);
+
+module_state *
+fnet_state_of_type(PyTypeObject *type)
+{
+    PyObject *module = PyType_GetModuleByDef(type, &fnet_module_def);
+    return module == NULL ? NULL : PyModule_GetState(module);
+}
+
+/* -- names and what others offer ----------------------------------------------------- */
+
+static const struct {
+    const char *text;
+    size_t offset;
+} names[] = {
+#define NAME(text, field) {text, offsetof(module_state, field)}
+    NAME("context", str_context),
+    NAME("callback", str_callback),
+    NAME("data_received", str_data_received),
+    NAME("eof_received", str_eof_received),
+    NAME("connection_made", str_connection_made),
+    NAME("connection_lost", str_connection_lost),
+    NAME("get_buffer", str_get_buffer),
+    NAME("buffer_updated", str_buffer_updated),
+    NAME("pause_writing", str_pause_writing),
+    NAME("resume_writing", str_resume_writing),
+    NAME("call_exception_handler", str_call_exception_handler),
+    NAME("set_result", str_set_result),
+    NAME("set_exception", str_set_exception),
+    NAME("done", str_done),
+    NAME("close", str_close),
+    NAME("fileno", str_fileno),
+    NAME("_attach", str__attach),
+    NAME("_detach", str__detach),
+    NAME("_clients", str__clients),
+    NAME("_sockets", str__sockets),
+    NAME("_wakeup", str__wakeup),
+    NAME("throw", str_throw),
+    NAME("gettimeout", str_gettimeout),
+    NAME("family", str_family),
+    NAME("type", str_type),
+    NAME("proto", str_proto),
+    NAME("_transports", str__transports),
+    NAME("get", str_get),
+    NAME("is_closing", str_is_closing),
+    NAME("detach", str_detach),
+    NAME("socket", str_socket),
+    NAME("sockname", str_sockname),
+    NAME("peername", str_peername),
+    NAME("_deliver_held", str__deliver_held),
+    NAME("_start", str__start),
+    NAME("_call_connection_lost", str__call_connection_lost),
+#undef NAME
+};
+
+static const struct {
+    const char *module, *attribute;
+    size_t offset;
+} imports[] = {
+#define IMPORT(module, name, field)                                           \
+    {module, name, offsetof(module_state, field)}
+    IMPORT("asyncio", "Handle", asyncio_handle),
+    IMPORT("asyncio", "TimerHandle", asyncio_timer),
+    IMPORT("asyncio", "Future", future_type),
+    IMPORT("asyncio", "BufferedProtocol", buffered_type),
+    IMPORT("socket", "socket", socket_type),
+    IMPORT("asyncio.trsock", "TransportSocket", transport_socket),
+    IMPORT("pyfastnet", "_report", report),
+#undef IMPORT
+};
+
+static PyObject **
+field(module_state *state, size_t offset)
+{
+    return (PyObject **)(void *)((char *)state + offset);
+}
+
+static int
+import_names(module_state *state)
+{
+    for (size_t i = 0; i < FNET_COUNTOF(names); i++) {
+        PyObject *text = PyUnicode_InternFromString(names[i].text);
+        if (text == NULL) {
+            return -1;
+        }
+        *field(state, names[i].offset) = text;
+    }
+    state->kw_loop = Py_BuildValue("(s)", "loop");
+    if (state->kw_loop == NULL) {
+        return -1;
+    }
+    PyObject *report = PyImport_ImportModule("pyfastnet._report");
+    if (report == NULL) {
+        return -1;
+    }
+    Py_DECREF(report);
+    for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
+        PyObject *module = PyImport_ImportModule(imports[i].module);
+        PyObject *object =
+            module == NULL
+                ? NULL
+                : PyObject_GetAttrString(module, imports[i].attribute);
+        Py_XDECREF(module);
+        if (object == NULL) {
+            return -1;
+        }
+        *field(state, imports[i].offset) = object;
+    }
+    /* A Python without the ssl module has no SSLSocket to refuse. */
+    PyObject *ssl = PyImport_ImportModule("ssl");
+    if (ssl == NULL) {
+        PyErr_Clear();
+        state->sslsocket_type = Py_NewRef(Py_None);
+    }
+    else {
+        state->sslsocket_type = PyObject_GetAttrString(ssl, "SSLSocket");
+        Py_DECREF(ssl);
+    }
+    return state->sslsocket_type == NULL ? -1 : 0;
+}
+
+/* -- types ------------------------------------------------------------------------------ */
+
+static PyTypeObject *
+make_type(PyObject *module, PyType_Spec *spec, PyObject *base)
+{
+    return (PyTypeObject *)PyType_FromModuleAndSpec(module, spec, base);
+}
+
+/* The loop's methods stand in several files. */
+static int
+add_methods(PyTypeObject *type, PyMethodDef *methods)
+{
+    for (; methods->ml_name != NULL; methods++) {
+        PyObject *descriptor = PyDescr_NewMethod(type, methods);
+        if (descriptor == NULL ||
+            PyObject_SetAttrString((PyObject *)type, methods->ml_name,
+                                   descriptor) < 0) {
+            Py_XDECREF(descriptor);
+            return -1;
+        }
+        Py_DECREF(descriptor);
+    }
+    return 0;
+}
+
+static PyTypeObject *
+make_transport_type(PyObject *module)
+{
+    PyObject *asyncio = PyImport_ImportModule("asyncio");
+    PyObject *base =
+        asyncio == NULL ? NULL : PyObject_GetAttrString(asyncio, "Transport");
+    PyTypeObject *type =
+        base == NULL ? NULL : make_type(module, &fnet_transport_spec, base);
+
+    Py_XDECREF(base);
+    if (type != NULL) {
+        /* What asyncio's own code asks of a transport. */
+        PyObject *constants = PyImport_ImportModule("asyncio.constants");
+        PyObject *mode = constants == NULL
+                             ? NULL
+                             : PyObject_GetAttrString(constants,
+                                                      "_SendfileMode");
+        PyObject *native =
+            mode == NULL ? NULL : PyObject_GetAttrString(mode, "TRY_NATIVE");
+        if (native == NULL ||
+            PyObject_SetAttrString((PyObject *)type, "_sendfile_compatible",
+                                   native) < 0 ||
+            PyObject_SetAttrString((PyObject *)type, "_start_tls_compatible",
+                                   Py_True) < 0) {
+            Py_CLEAR(type);
+        }
+        Py_XDECREF(native);
+        Py_XDECREF(mode);
+        Py_XDECREF(constants);
+    }
+    Py_XDECREF(asyncio);
+    return type;
+}
+
+static int
+make_types(PyObject *module, module_state *state)
+{
+    state->handle_type = make_type(module, &fnet_handle_spec, NULL);
+    if (state->handle_type == NULL) {
+        return -1;
+    }
+    state->timer_type = make_type(module, &fnet_timer_spec,
+                                  (PyObject *)state->handle_type);
+    state->loop_type = make_type(module, &fnet_loop_spec, NULL);
+    state->listener_type = make_type(module, &fnet_listener_spec, NULL);
+    state->watch_type = make_type(module, &fnet_watch_spec, NULL);
+    state->sockop_type = make_type(module, &fnet_sockop_spec, NULL);
+    state->connset_type = make_type(module, &fnet_connset_spec, NULL);
+    state->sockview_type =
+        make_type(module, &fnet_sockview_spec, state->transport_socket);
+    state->transport_type = make_transport_type(module);
+    if (state->timer_type == NULL || state->loop_type == NULL ||
+        state->listener_type == NULL || state->watch_type == NULL ||
+        state->sockop_type == NULL || state->connset_type == NULL ||
+        state->sockview_type == NULL || state->transport_type == NULL) {
+        return -1;
+    }
+    if (add_methods(state->loop_type, fnet_watch_methods) < 0 ||
+        add_methods(state->loop_type, fnet_sock_methods) < 0 ||
+        add_methods(state->loop_type, fnet_server_methods) < 0) {
+        return -1;
+    }
+    PyTypeObject *public[] = {state->handle_type, state->timer_type,
+                              state->loop_type, state->transport_type,
+                              state->connset_type};
+    for (size_t i = 0; i < FNET_COUNTOF(public); i++) {
+        if (PyModule_AddType(module, public[i]) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+module_exec(PyObject *module)
+{
+    module_state *state = PyModule_GetState(module);
+
+    if (import_names(state) < 0 || make_types(module, state) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+/* -- life --------------------------------------------------------------------------------- */
+
+#define FOR_EACH_TYPE(state, DO)                                              \
+    DO((state)->handle_type);                                                 \
+    DO((state)->timer_type);                                                  \
+    DO((state)->loop_type);                                                   \
+    DO((state)->transport_type);                                              \
+    DO((state)->listener_type);                                               \
+    DO((state)->watch_type);                                                  \
+    DO((state)->sockop_type);                                                 \
+    DO((state)->connset_type);                                                \
+    DO((state)->sockview_type)
+
+static int
+module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    module_state *state = PyModule_GetState(module);
+
+    FOR_EACH_TYPE(state, Py_VISIT);
+    for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
+        Py_VISIT(*field(state, imports[i].offset));
+    }
+    Py_VISIT(state->sslsocket_type);
+    return 0;
+}
+
+static int
+module_clear(PyObject *module)
+{
+    module_state *state = PyModule_GetState(module);
+
+    fnet_handle_clear_freelists(state);
+    FOR_EACH_TYPE(state, Py_CLEAR);
+    for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
+        Py_CLEAR(*field(state, imports[i].offset));
+    }
+    Py_CLEAR(state->sslsocket_type);
+    return 0;
+}
+
+static void
+module_free(void *module)
+{
+    module_state *state = PyModule_GetState(module);
+
+    module_clear(module);
+    for (size_t i = 0; i < FNET_COUNTOF(names); i++) {
+        Py_CLEAR(*field(state, names[i].offset));
+    }
+    Py_CLEAR(state->kw_loop);
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#if PY_VERSION_HEX >= 0x030C0000
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+    {0, NULL},
+};
+
+struct PyModuleDef fnet_module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "pyfastnet._core",
+    .m_doc = "The C core of pyfastnet; private.",
+    .m_size = sizeof(module_state),
+    .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
+};
+
+PyMODINIT_FUNC
+PyInit__core(void)
+{
+    return PyModuleDef_Init(&fnet_module_def);
+}

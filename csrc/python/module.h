@@ -1,0 +1,337 @@
+/* module: what the files of the Python layer share.
+ *
+ * The state of the module, the objects, and each file's door to the others.
+ * Everything here is for a thread that holds the GIL (or, on a free-threaded
+ * build, is attached); a loop and its transports belong to the thread that
+ * runs the loop. */
+#ifndef FNET_PYTHON_MODULE_H
+#define FNET_PYTHON_MODULE_H
+
+#include "python/compat.h"
+
+#include "base/heap.h"
+#include "base/list.h"
+#include "net/addr.h"
+#include "net/listen.h"
+#include "net/stream.h"
+#include "net/watch.h"
+#include "poll/prompter.h"
+#include "poll/shard.h"
+
+/* -- state ------------------------------------------------------------------ */
+
+#define FNET_FREELIST_MAX 512
+
+typedef struct module_state {
+    /* our types */
+    PyTypeObject *handle_type;
+    PyTypeObject *timer_type;
+    PyTypeObject *loop_type;
+    PyTypeObject *transport_type;
+    PyTypeObject *listener_type;
+    PyTypeObject *watch_type;
+    PyTypeObject *sockop_type;
+    PyTypeObject *connset_type;
+    PyTypeObject *sockview_type;
+    /* what asyncio and pyfastnet offer */
+    PyObject *asyncio_handle;   /* asyncio.Handle */
+    PyObject *asyncio_timer;    /* asyncio.TimerHandle */
+    PyObject *future_type;      /* asyncio.Future */
+    PyObject *buffered_type;    /* asyncio.BufferedProtocol */
+    PyObject *socket_type;      /* socket.socket */
+    PyObject *transport_socket; /* asyncio.trsock.TransportSocket */
+    PyObject *sslsocket_type;   /* ssl.SSLSocket or None */
+    PyObject *report;           /* pyfastnet._report: the cold error paths */
+    /* names */
+    PyObject *str_context, *str_callback, *kw_loop, *str_data_received,
+        *str_eof_received, *str_connection_made, *str_connection_lost,
+        *str_get_buffer, *str_buffer_updated, *str_pause_writing,
+        *str_resume_writing, *str_call_exception_handler, *str_set_result,
+        *str_set_exception, *str_done, *str_close, *str_fileno,
+        *str__attach, *str__detach, *str__clients, *str__sockets,
+        *str__wakeup, *str_throw, *str_gettimeout, *str_family, *str_type,
+        *str_proto, *str__transports, *str_get, *str_is_closing,
+        *str_detach, *str_socket, *str_sockname, *str_peername, *str__deliver_held, *str__start,
+        *str__call_connection_lost;
+#if FNET_FREELISTS
+    PyObject *free_handles[FNET_FREELIST_MAX];
+    PyObject *free_timers[FNET_FREELIST_MAX];
+    int free_handles_count, free_timers_count;
+#endif
+} module_state;
+
+extern struct PyModuleDef fnet_module_def;
+
+/* The state, from one of our types (or a subclass in Python). */
+module_state *fnet_state_of_type(PyTypeObject *type);
+
+/* -- objects ---------------------------------------------------------------- */
+
+typedef struct LoopObject LoopObject;
+
+#define HANDLE_INLINE_ARGS 4
+
+typedef struct HandleObject {
+    PyObject_HEAD
+    LoopObject *loop;
+    PyObject *callback; /* NULL once cancelled */
+    PyObject *context;
+    PyObject *args; /* a tuple, where they are too many to stand inline */
+    PyObject *source_traceback;
+    PyObject *weakrefs;
+    /* argv[0] is scratch for the callee (vectorcall's offset) */
+    PyObject *argv[1 + HANDLE_INLINE_ARGS];
+    uint8_t nargs; /* inline ones */
+    bool cancelled;
+    bool is_timer;
+} HandleObject;
+
+typedef struct TimerObject {
+    HandleObject handle;
+    fnet_heap_node node;
+    double when;
+} TimerObject;
+
+typedef struct ConnSetObject {
+    PyObject_HEAD
+    fnet_list transports;
+    Py_ssize_t count;
+    PyObject *others; /* a set of weak references to foreign transports */
+} ConnSetObject;
+
+typedef struct WatchObject {
+    PyObject_HEAD
+    fnet_watch watch;
+    LoopObject *loop; /* borrowed: the loop owns the table of watches */
+    int fd;
+    HandleObject *reader, *writer;
+    PyObject *waiters[2]; /* lists of futures: to receive, to send */
+    PyObject *sockref;    /* a weak reference to the socket waited for */
+} WatchObject;
+
+typedef struct ListenerObject {
+    PyObject_HEAD
+    fnet_listener listener;
+    LoopObject *loop; /* borrowed, as above */
+    PyObject *sock, *factory, *server, *on_accept, *context;
+    PyObject *sockname; /* if it is that of every connection, too */
+    long backlog;
+    int family;
+    bool is_tcp;
+} ListenerObject;
+
+typedef struct TransportObject {
+    PyObject_HEAD
+    PyObject *extra; /* asyncio.BaseTransport's slot _extra: stays first */
+    LoopObject *loop;
+    PyObject *protocol;
+    PyObject *context;
+    PyObject *sock; /* the socket.socket that owns the descriptor; NULL: we do */
+    PyObject *view; /* what get_extra_info('socket') gave */
+    PyObject *server;
+    ConnSetObject *conns;
+    PyObject *held; /* what came while reading was paused */
+    PyObject *empty_waiter;
+    PyObject *room_waiter;
+    PyObject *sockname, *peername; /* known beforehand, or asked for */
+    PyObject *weakrefs;
+    fnet_list link;      /* in loop->transports while attached */
+    fnet_list conn_link; /* in conns->transports */
+    fnet_stream stream;
+    fnet_addr peer, own;
+    size_t high, low;
+    int fd;
+    int family;
+    uint32_t conn_lost;
+    bool attached; /* registered, and kept alive by the loop */
+    bool closing, paused, eof_written, protocol_paused, buffered;
+    bool started;  /* reading may begin: connection_made() was called */
+    bool lost;     /* connection_lost() was called */
+    bool unguarded; /* sock_* may use the descriptor (sendfile) */
+    bool exposed;  /* the program may have duplicated the descriptor */
+} TransportObject;
+
+struct LoopObject {
+    PyObject_HEAD
+    module_state *state;
+
+    /* ready callbacks: a ring */
+    HandleObject **ring;
+    size_t ring_head, ring_count, ring_mask;
+    fnet_heap timers;
+
+    PyObject *thread_id; /* an int, None: does not run */
+    PyObject *current_handle;
+    double slow_callback_duration;
+    bool closed, stopping, debug, forked;
+    bool has_core;
+    bool in_turn;
+    bool passing; /* the loop's thread is in a pass, without the GIL */
+
+    PyObject *entered; /* the context that is entered, between handles */
+
+    /* the core */
+    fnet_depot *depot;
+    fnet_shard home;
+    fnet_prompter *prompter;
+    fnet_batch batch;
+    unsigned batch_next; /* the first completion not delivered yet */
+    int64_t now;         /* when the pass was over */
+
+    PyObject **fds; /* by descriptor: what of ours uses it (borrowed from
+                       `owned`, transports from themselves) */
+    size_t nfds;
+    fnet_list transports; /* attached ones, each a reference */
+    int signal_pipe[2];
+    WatchObject *signal_watch;
+
+    int64_t last_pass;
+    int64_t keep_gil_until; /* passes before that do not give it up */
+
+    /* giving memory back: see turn.c */
+    uint64_t trim_mark; /* bytes read when memory was given back last */
+    int64_t trim_time;
+};
+
+/* -- doors ------------------------------------------------------------------ */
+
+/* errors.c: the only place where a negative errno becomes an exception. */
+PyObject *fnet_raise(int error); /* sets OSError(-error, ...); NULL */
+PyObject *fnet_make_oserror(int error);
+/* Calls pyfastnet._report.<name>(args...): the cold paths.  What it raises
+ * itself is printed, except SystemExit and KeyboardInterrupt: -1 then. */
+int fnet_report(module_state *state, const char *name, const char *format,
+                ...);
+/* True if the exception that is set must leave run_forever(). */
+bool fnet_must_propagate(void);
+
+/* handle.c */
+HandleObject *fnet_handle_new(LoopObject *loop, PyObject *callback,
+                              PyObject *const *args, Py_ssize_t nargs,
+                              PyObject *context);
+TimerObject *fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
+                            PyObject *const *args, Py_ssize_t nargs,
+                            PyObject *context);
+/* Runs the callback in its context: 0; -1: an exception that must leave
+ * run_forever() is set; others were reported. */
+int fnet_handle_run(LoopObject *loop, HandleObject *handle);
+/* Leaves the context that consecutive handles share. */
+int fnet_leave_context(LoopObject *loop);
+int fnet_enter_context(LoopObject *loop, PyObject *context);
+/* handle.cancel() */
+int fnet_handle_cancel(HandleObject *handle);
+extern PyType_Spec fnet_handle_spec, fnet_timer_spec;
+void fnet_handle_clear_freelists(module_state *state);
+
+/* loop.c */
+extern PyType_Spec fnet_loop_spec;
+/* Takes over the reference. */
+int fnet_loop_push(LoopObject *loop, HandleObject *handle);
+/* call_soon() of our own; the result is dropped. */
+int fnet_loop_call_soon(LoopObject *loop, PyObject *callback,
+                        PyObject *const *args, Py_ssize_t nargs,
+                        PyObject *context);
+int fnet_loop_check(LoopObject *loop); /* closed or forked: -1 */
+/* Whoever holds the GIL while the loop's thread is in a pass is another
+ * thread, and must not touch what the pass works on: RuntimeError, -1. */
+int fnet_loop_check_thread(LoopObject *loop);
+/* Makes the slot for fd; NULL with an exception. */
+PyObject **fnet_loop_fd_slot(LoopObject *loop, int fd);
+PyObject *fnet_loop_fd_object(LoopObject *loop, int fd); /* borrowed, NULL */
+int fnet_loop_check_debug_call(LoopObject *loop, PyObject *callback,
+                               const char *method);
+PyObject *fnet_loop_create_future(LoopObject *loop);
+
+/* turn.c */
+PyObject *fnet_loop_run(LoopObject *loop, PyObject *unused);
+PyObject *fnet_loop_run_once(LoopObject *loop, PyObject *unused);
+/* Drops what was sent: the references that the core could not drop. */
+void fnet_loop_drop_spent(LoopObject *loop);
+int fnet_loop_offer_landings(LoopObject *loop);
+void fnet_loop_drop_landings(LoopObject *loop);
+
+/* watch.c */
+extern PyType_Spec fnet_watch_spec;
+extern PyMethodDef fnet_watch_methods[];
+WatchObject *fnet_watch_of(LoopObject *loop, int fd); /* made on demand */
+int fnet_watch_deliver(WatchObject *watch, const fnet_completion *item);
+/* A future that is done when fd may be readable (or writable, direction 1);
+ * NULL with an exception. */
+PyObject *fnet_watch_wait(LoopObject *loop, PyObject *sock, int fd,
+                          int direction);
+void fnet_watch_unwait(LoopObject *loop, int fd, int direction,
+                       PyObject *future);
+/* RuntimeError if a transport uses the descriptor. */
+int fnet_ensure_no_transport(LoopObject *loop, int fd, PyObject *fdobj);
+/* int or .fileno(); -1 with asyncio's error. */
+int fnet_fileno(module_state *state, PyObject *fdobj);
+void fnet_watch_drop(WatchObject *watch);
+
+/* sock.c */
+extern PyType_Spec fnet_sockop_spec;
+extern PyMethodDef fnet_sock_methods[];
+
+/* transport.c, transport_io.c */
+extern PyType_Spec fnet_transport_spec;
+TransportObject *fnet_transport_new(LoopObject *loop, int fd, PyObject *sock,
+                                    PyObject *protocol, PyObject *context,
+                                    int family, PyObject *server);
+PyObject *fnet_make_socket_transport(LoopObject *loop, PyObject *args,
+                                     PyObject *kwargs);
+int fnet_transport_deliver(TransportObject *transport,
+                           fnet_completion *item);
+/* connection_made(), and reading begins. */
+int fnet_transport_start(TransportObject *transport);
+int fnet_transport_force_close(TransportObject *transport, PyObject *exc);
+/* Closes what the loop leaves behind. */
+void fnet_transport_abandon(TransportObject *transport);
+int fnet_transport_set_protocol(TransportObject *transport,
+                                PyObject *protocol);
+/* The exception that is set is fatal for the connection. */
+int fnet_transport_fatal_error(TransportObject *transport,
+                               const char *message);
+int fnet_transport_lost(TransportObject *transport, PyObject *exc);
+/* connection_lost(exc) in the next turn; exc may be NULL. */
+int fnet_transport_schedule_lost(TransportObject *transport, PyObject *exc);
+/* Calls a method of the protocol in the transport's context; NULL: it has
+ * raised. */
+PyObject *fnet_transport_call(TransportObject *transport, PyObject *name,
+                              PyObject *arg);
+/* asyncio's transport.close(). */
+int fnet_transport_close(TransportObject *transport);
+PyObject *fnet_transport_write(TransportObject *transport, PyObject *data);
+PyObject *fnet_transport_writelines(TransportObject *transport,
+                                    PyObject *list);
+int fnet_transport_maybe_pause(TransportObject *transport, size_t left);
+PyObject *fnet_transport_extra(TransportObject *transport, PyObject *name,
+                               PyObject *otherwise);
+/* Asks for both addresses while there is a socket to ask: -1 only for a
+ * failed allocation or the like. */
+int fnet_transport_learn_names(TransportObject *transport);
+/* Before the socket is closed: what it alone knows. */
+void fnet_transport_keep_names(TransportObject *transport);
+PyObject *fnet_transport_deliver_held(TransportObject *transport,
+                                      PyObject *unused);
+void fnet_transport_close_fd(TransportObject *transport);
+
+/* server.c */
+extern PyType_Spec fnet_listener_spec, fnet_connset_spec;
+extern PyMethodDef fnet_server_methods[];
+int fnet_listener_deliver(ListenerObject *listener, fnet_completion *item);
+void fnet_connset_link(ConnSetObject *set, TransportObject *transport);
+void fnet_connset_unlink(TransportObject *transport);
+void fnet_listener_drop(ListenerObject *listener);
+
+/* sockview.c */
+extern PyType_Spec fnet_sockview_spec;
+PyObject *fnet_sockview_new(TransportObject *transport);
+void fnet_sockview_detach(PyObject *view);
+/* The socket.socket behind the view. */
+PyObject *fnet_sockview_real(PyObject *view);
+/* An address as the socket module shows it; NULL with an exception. */
+PyObject *fnet_addr_object(const fnet_addr *addr);
+
+/* stats.c */
+PyObject *fnet_loop_stats(LoopObject *loop, PyObject *unused);
+
+#endif

@@ -1,0 +1,85 @@
+/* stats: what loop.stats() tells. */
+#include "python/module.h"
+
+static int
+put(PyObject *dict, const char *name, uint64_t value)
+{
+    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    int rc = number == NULL ? -1 : PyDict_SetItemString(dict, name, number);
+    Py_XDECREF(number);
+    return rc;
+}
+
+static int
+put_shard(PyObject *dict, const fnet_shard *shard)
+{
+    const fnet_shard_stats *stats = &shard->stats;
+    const struct {
+        const char *name;
+        uint64_t value;
+    } rows[] = {
+        {"passes", stats->passes},
+        {"polls", stats->polls},
+        {"events", stats->events},
+        {"empty_returns", stats->quiet},
+        {"disarmed", stats->disarmed},
+        {"reads", stats->reads},
+        {"bytes_read", stats->bytes_read},
+        {"writes", stats->writes},
+        {"sends", stats->sends},
+        {"bytes_sent", stats->bytes_sent},
+        {"prompted_flushes", stats->prompted},
+        {"accepts", stats->accepts},
+        {"descriptors", shard->poller.attached},
+    };
+    for (size_t i = 0; i < FNET_COUNTOF(rows); i++) {
+        if (put(dict, rows[i].name, rows[i].value) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+static int
+put_cache(PyObject *dict, LoopObject *loop)
+{
+    fnet_cache_stats mine, depot;
+
+    fnet_lock_acquire(&loop->home.output);
+    fnet_cache_get_stats(loop->home.cache, &mine);
+    fnet_lock_release(&loop->home.output);
+    fnet_depot_stats_any(loop->depot, &depot);
+    if (put(dict, "held_blocks", mine.held_blocks + depot.held_blocks) < 0 ||
+        put(dict, "held_bytes", mine.held_bytes + depot.held_bytes) < 0 ||
+        put(dict, "limit_bytes", depot.limit_bytes) < 0 ||
+        put(dict, "hits", mine.hits) < 0 ||
+        put(dict, "misses", mine.misses) < 0) {
+        return -1;
+    }
+    return 0;
+}
+
+PyObject *
+fnet_loop_stats(LoopObject *self, PyObject *unused)
+{
+    if (fnet_loop_check(self) < 0) {
+        return NULL;
+    }
+    PyObject *result = PyDict_New();
+    PyObject *shard = PyDict_New();
+    PyObject *cache = PyDict_New();
+    PyObject *shards = shard == NULL ? NULL : Py_BuildValue("[O]", shard);
+
+    if (result == NULL || cache == NULL || shards == NULL ||
+        put_shard(shard, &self->home) < 0 || put_cache(cache, self) < 0 ||
+        PyDict_SetItemString(result, "shards", shards) < 0 ||
+        PyDict_SetItemString(result, "cache", cache) < 0 ||
+        put(result, "timers", self->timers.count) < 0 ||
+        put(result, "ready", self->ring_count) < 0) {
+        Py_CLEAR(result);
+    }
+    Py_XDECREF(shard);
+    Py_XDECREF(cache);
+    Py_XDECREF(shards);
+    return result;
+}

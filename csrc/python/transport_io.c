@@ -1,0 +1,616 @@
+/* transport_io: the hot half of a transport: what its protocol is given, and
+ * what it is told to write. */
+#include "python/module.h"
+
+#include <errno.h>
+
+/* As asyncio: so many writes to a lost connection are silent. */
+#define WRITES_BEFORE_WARNING 5
+#define MAX_PIECES 64
+
+/* -- calling the protocol ----------------------------------------------------------- */
+
+PyObject *
+fnet_transport_call(TransportObject *self, PyObject *name, PyObject *arg)
+{
+    if (fnet_enter_context(self->loop, self->context) < 0) {
+        return NULL;
+    }
+    PyObject *protocol = Py_NewRef(self->protocol);
+    PyObject *argv[] = {protocol, arg};
+    size_t n = arg == NULL ? 1 : 2;
+    PyObject *result = PyObject_VectorcallMethod(
+        name, argv, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(protocol);
+    return result;
+}
+
+int
+fnet_transport_start(TransportObject *self)
+{
+    LoopObject *loop = self->loop;
+    int rc = 0;
+    PyObject *result = fnet_transport_call(
+        self, loop->state->str_connection_made, (PyObject *)self);
+
+    if (result == NULL) {
+        if (fnet_must_propagate()) {
+            return -1;
+        }
+        PyObject *exc = fnet_err_take();
+        rc = fnet_report(loop->state, "connection_made_failed", "(OOOO)",
+                         loop, exc, self,
+                         self->protocol != NULL ? self->protocol : Py_None);
+        Py_DECREF(exc);
+    }
+    Py_XDECREF(result);
+    self->started = true;
+    if (!self->closing && !self->paused) {
+        fnet_stream_want(&self->stream, true);
+    }
+    return rc;
+}
+
+/* -- delivering ------------------------------------------------------------------------ */
+
+static int
+deliver_bytes(TransportObject *self, PyObject *bytes)
+{
+    PyObject *result = fnet_transport_call(
+        self, self->loop->state->str_data_received, bytes);
+    if (FNET_UNLIKELY(result == NULL)) {
+        return fnet_transport_fatal_error(
+            self, "Fatal error: protocol.data_received() call failed.");
+    }
+    Py_DECREF(result);
+    return 0;
+}
+
+/* To a BufferedProtocol, whatever its buffers' sizes. */
+static int
+deliver_to_buffers(TransportObject *self, const char *data, size_t len)
+{
+    module_state *state = self->loop->state;
+
+    while (len > 0 && self->protocol != NULL && self->conn_lost == 0) {
+        Py_ssize_t took = 0;
+        PyObject *hint = PyLong_FromSize_t(len);
+        PyObject *buffer =
+            hint == NULL
+                ? NULL
+                : fnet_transport_call(self, state->str_get_buffer, hint);
+        Py_XDECREF(hint);
+        Py_buffer view;
+        if (buffer == NULL ||
+            PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0) {
+            Py_XDECREF(buffer);
+            return fnet_transport_fatal_error(
+                self, "Fatal error: protocol.get_buffer() call failed.");
+        }
+        Py_DECREF(buffer);
+        took = view.len < (Py_ssize_t)len ? view.len : (Py_ssize_t)len;
+        memcpy(view.buf, data, (size_t)took);
+        PyBuffer_Release(&view);
+        if (took == 0) {
+            PyErr_SetString(PyExc_RuntimeError,
+                            "get_buffer() returned an empty buffer");
+            return fnet_transport_fatal_error(
+                self, "Fatal error: protocol.get_buffer() call failed.");
+        }
+        PyObject *count = PyLong_FromSsize_t(took);
+        PyObject *result =
+            count == NULL
+                ? NULL
+                : fnet_transport_call(self, state->str_buffer_updated, count);
+        Py_XDECREF(count);
+        if (result == NULL) {
+            return fnet_transport_fatal_error(
+                self, "Fatal error: protocol.buffer_updated() call failed.");
+        }
+        Py_DECREF(result);
+        data += took;
+        len -= (size_t)took;
+    }
+    return 0;
+}
+
+static PyObject *
+bytes_of(fnet_completion *item)
+{
+    PyObject *bytes = item->landing;
+
+    if (bytes == NULL) {
+        return PyBytes_FromStringAndSize(item->data, (Py_ssize_t)item->len);
+    }
+    item->landing = NULL;
+    if ((Py_ssize_t)item->len != PyBytes_GET_SIZE(bytes) &&
+        _PyBytes_Resize(&bytes, (Py_ssize_t)item->len) < 0) {
+        return NULL;
+    }
+    return bytes;
+}
+
+static int
+deliver_data(TransportObject *self, fnet_completion *item)
+{
+    if (FNET_UNLIKELY(self->conn_lost != 0 || self->closing)) {
+        return 0;
+    }
+    if (FNET_UNLIKELY(self->buffered && !self->paused)) {
+        /* It was not when the pass received. */
+        return deliver_to_buffers(self, item->data, item->len);
+    }
+    PyObject *bytes = bytes_of(item);
+    if (bytes == NULL) {
+        return fnet_transport_fatal_error(
+            self, "Fatal read error on socket transport");
+    }
+    if (FNET_UNLIKELY(self->paused || self->held != NULL)) {
+        /* Paused since the pass received. */
+        if (self->held == NULL) {
+            self->held = bytes;
+            return 0;
+        }
+        PyBytes_ConcatAndDel(&self->held, bytes);
+        return self->held == NULL ? -1 : 0;
+    }
+    int rc = deliver_bytes(self, bytes);
+    Py_DECREF(bytes);
+    return rc;
+}
+
+PyObject *
+fnet_transport_deliver_held(TransportObject *self, PyObject *unused)
+{
+    PyObject *held = self->held;
+    int rc = 0;
+
+    if (held == NULL || self->paused || self->closing) {
+        Py_RETURN_NONE;
+    }
+    self->held = NULL;
+    if (self->buffered) {
+        rc = deliver_to_buffers(self, PyBytes_AS_STRING(held),
+                                (size_t)PyBytes_GET_SIZE(held));
+    }
+    else {
+        rc = deliver_bytes(self, held);
+    }
+    Py_DECREF(held);
+    if (rc == 0 && !self->paused && !self->closing) {
+        fnet_stream_want(&self->stream, true);
+    }
+    if (rc < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static int
+deliver_eof(TransportObject *self)
+{
+    if (self->conn_lost != 0 || self->closing) {
+        return 0;
+    }
+    if (self->paused || self->held != NULL) {
+        fnet_stream_untake_eof(&self->stream);
+        return 0;
+    }
+    PyObject *result =
+        fnet_transport_call(self, self->loop->state->str_eof_received, NULL);
+    int keep_open = result == NULL ? -1 : PyObject_IsTrue(result);
+    Py_XDECREF(result);
+    if (keep_open < 0) {
+        return fnet_transport_fatal_error(
+            self, "Fatal error: protocol.eof_received() call failed.");
+    }
+    return keep_open ? 0 : fnet_transport_close(self);
+}
+
+static int
+deliver_read_error(TransportObject *self, int error)
+{
+    if (self->conn_lost != 0) {
+        return 0;
+    }
+    (void)fnet_raise(error);
+    return fnet_transport_fatal_error(
+        self, "Fatal read error on socket transport");
+}
+
+/* One read for a BufferedProtocol, into its own memory. */
+static int
+read_into_buffer(TransportObject *self)
+{
+    module_state *state = self->loop->state;
+    Py_buffer view;
+
+    PyObject *hint = PyLong_FromLong(-1);
+    PyObject *buffer =
+        hint == NULL ? NULL
+                     : fnet_transport_call(self, state->str_get_buffer, hint);
+    Py_XDECREF(hint);
+    if (buffer != NULL &&
+        PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0) {
+        Py_CLEAR(buffer);
+    }
+    if (buffer != NULL && view.len == 0) {
+        PyBuffer_Release(&view);
+        Py_CLEAR(buffer);
+        PyErr_SetString(PyExc_RuntimeError,
+                        "get_buffer() returned an empty buffer");
+    }
+    if (buffer == NULL) {
+        return fnet_transport_fatal_error(
+            self, "Fatal error: protocol.get_buffer() call failed.");
+    }
+    Py_DECREF(buffer);
+    if (!self->attached) {
+        PyBuffer_Release(&view);
+        return 0;
+    }
+    ssize_t n = fnet_stream_recv(&self->stream, view.buf, (size_t)view.len);
+    PyBuffer_Release(&view);
+    if (n == -EAGAIN) {
+        return 0;
+    }
+    if (n < 0) {
+        return deliver_read_error(self, (int)n);
+    }
+    if (n == 0) {
+        return deliver_eof(self);
+    }
+    PyObject *count = PyLong_FromSsize_t(n);
+    PyObject *result =
+        count == NULL
+            ? NULL
+            : fnet_transport_call(self, state->str_buffer_updated, count);
+    Py_XDECREF(count);
+    if (result == NULL) {
+        return fnet_transport_fatal_error(
+            self, "Fatal error: protocol.buffer_updated() call failed.");
+    }
+    Py_DECREF(result);
+    return 0;
+}
+
+static int
+deliver_readable(TransportObject *self)
+{
+    int rc = 0;
+
+    if (self->conn_lost == 0 && !self->closing && !self->paused &&
+        self->buffered) {
+        rc = read_into_buffer(self);
+    }
+    if (self->attached) {
+        fnet_stream_taken(&self->stream);
+    }
+    return rc;
+}
+
+/* -- output ------------------------------------------------------------------------------ */
+
+static int
+call_flow_control(TransportObject *self, PyObject *name, const char *message)
+{
+    PyObject *result;
+    int rc = 0;
+
+    if (self->protocol == NULL) {
+        return 0;
+    }
+    /* Called from within write(): in the caller's context, as in asyncio. */
+    PyObject *protocol = Py_NewRef(self->protocol);
+    result = PyObject_CallMethodNoArgs(protocol, name);
+    if (result == NULL) {
+        if (fnet_must_propagate()) {
+            rc = -1;
+        }
+        else {
+            PyObject *exc = fnet_err_take();
+            rc = fnet_report(self->loop->state, "flow_control_failed",
+                             "(OOsOO)", self->loop, exc, message, self,
+                             protocol);
+            Py_DECREF(exc);
+        }
+    }
+    Py_XDECREF(result);
+    Py_DECREF(protocol);
+    return rc;
+}
+
+int
+fnet_transport_maybe_pause(TransportObject *self, size_t left)
+{
+    if (left <= self->high || self->protocol_paused) {
+        return 0;
+    }
+    self->protocol_paused = true;
+    return call_flow_control(self, self->loop->state->str_pause_writing,
+                             "protocol.pause_writing() failed");
+}
+
+static int
+set_waiter(TransportObject *self, PyObject *waiter)
+{
+    return fnet_report(self->loop->state, "wake_waiter", "(O)", waiter);
+}
+
+/* Output went: below the mark that was waited for, or everything. */
+static int
+deliver_output(TransportObject *self)
+{
+    if (!self->attached || self->conn_lost != 0) {
+        return 0;
+    }
+    if (self->room_waiter != NULL) {
+        PyObject *waiter = self->room_waiter;
+        self->room_waiter = NULL;
+        int rc = set_waiter(self, waiter);
+        Py_DECREF(waiter);
+        if (rc < 0) {
+            return -1;
+        }
+    }
+    size_t left = fnet_stream_flush(&self->stream);
+    if (self->protocol_paused && left <= self->low) {
+        self->protocol_paused = false;
+        if (call_flow_control(self, self->loop->state->str_resume_writing,
+                              "protocol.resume_writing() failed") < 0) {
+            return -1;
+        }
+        if (!self->attached || self->conn_lost != 0) {
+            return 0;
+        }
+        left = fnet_stream_flush(&self->stream); /* it may have written */
+    }
+    if (left == 0 && self->empty_waiter != NULL &&
+        set_waiter(self, self->empty_waiter) < 0) {
+        return -1;
+    }
+    if (left == 0 && self->closing) {
+        self->conn_lost++;
+        PyObject *outer = Py_NewRef((PyObject *)self);
+        int rc = fnet_enter_context(self->loop, self->context);
+        if (rc == 0 && fnet_transport_lost(self, NULL) < 0) {
+            rc = fnet_must_propagate() ? -1 : 1;
+        }
+        if (rc == 1) {
+            PyObject *exc = fnet_err_take();
+            rc = fnet_report(self->loop->state, "transport_failed", "(OOsOO)",
+                             self->loop, exc,
+                             "protocol.connection_lost() failed", outer,
+                             Py_None);
+            Py_DECREF(exc);
+        }
+        Py_DECREF(outer);
+        return rc;
+    }
+    if (left > 0 && (self->protocol_paused || self->closing ||
+                     self->empty_waiter != NULL)) {
+        bool all = self->closing || self->empty_waiter != NULL;
+        fnet_stream_notify(&self->stream,
+                           self->protocol_paused && !all ? self->low : 0);
+    }
+    return 0;
+}
+
+int
+fnet_transport_deliver(TransportObject *self, fnet_completion *item)
+{
+    switch (item->what) {
+    case FNET_WHAT_DATA:
+        return deliver_data(self, item);
+    case FNET_WHAT_READABLE:
+        return deliver_readable(self);
+    case FNET_WHAT_EOF:
+        return deliver_eof(self);
+    case FNET_WHAT_OUTPUT:
+        return deliver_output(self);
+    default:
+        if (fnet_stream_error(&self->stream) != 0) {
+            (void)fnet_raise(item->result);
+            return fnet_transport_fatal_error(
+                self, "Fatal write error on socket transport");
+        }
+        return deliver_read_error(self, item->result);
+    }
+}
+
+/* -- writing ------------------------------------------------------------------------------- */
+
+static int
+wrong_type(const char *text, PyObject *data)
+{
+    PyErr_Format(PyExc_TypeError, text, Py_TYPE(data)->tp_name);
+    return -1;
+}
+
+/* 1: go on; 0: the connection is lost, and the data is dropped; -1. */
+static int
+may_write(TransportObject *self, const char *method)
+{
+    if (FNET_UNLIKELY(fnet_loop_check_thread(self->loop) < 0)) {
+        return -1;
+    }
+    if (FNET_UNLIKELY(self->eof_written)) {
+        PyErr_Format(PyExc_RuntimeError, "Cannot call %s() after write_eof()",
+                     method);
+        return -1;
+    }
+    if (FNET_UNLIKELY(self->empty_waiter != NULL)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "unable to %s; sendfile is in progress", method);
+        return -1;
+    }
+    return 1;
+}
+
+static int
+write_lost(TransportObject *self)
+{
+    if (self->conn_lost >= WRITES_BEFORE_WARNING &&
+        fnet_report(self->loop->state, "warn_lost", "()") < 0) {
+        return -1;
+    }
+    self->conn_lost++;
+    return 0;
+}
+
+static int
+write_pieces(TransportObject *self, fnet_piece *pieces, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        /* Kept until it turns up as spent. */
+        Py_XINCREF((PyObject *)pieces[i].foreign);
+        pieces[i].kept = false;
+    }
+    ssize_t left = fnet_stream_write(&self->stream, pieces, n);
+    for (size_t i = 0; i < n; i++) {
+        if (!pieces[i].kept) {
+            Py_XDECREF((PyObject *)pieces[i].foreign);
+        }
+    }
+    if (FNET_UNLIKELY(left < 0)) {
+        if (left == -ENOMEM) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        (void)fnet_raise((int)left);
+        return fnet_transport_fatal_error(
+            self, "Fatal write error on socket transport");
+    }
+    if (FNET_UNLIKELY((size_t)left > self->high && !self->protocol_paused)) {
+        left = (ssize_t)fnet_stream_flush(&self->stream);
+        if ((size_t)left > self->high) {
+            if (fnet_transport_maybe_pause(self, (size_t)left) < 0) {
+                return -1;
+            }
+            if (self->attached && self->conn_lost == 0 &&
+                self->protocol_paused) {
+                fnet_stream_notify(&self->stream,
+                                   self->closing ? 0 : self->low);
+            }
+        }
+    }
+    return 0;
+}
+
+/* The memory of the object; the view is released by the caller if obj is set.
+ * Immutable bytes need no view. */
+static int
+piece_of(PyObject *data, fnet_piece *piece, Py_buffer *view)
+{
+    view->obj = NULL;
+    if (FNET_LIKELY(PyBytes_CheckExact(data))) {
+        piece->data = PyBytes_AS_STRING(data);
+        piece->len = (size_t)PyBytes_GET_SIZE(data);
+        piece->foreign = data;
+        return 0;
+    }
+    if (PyObject_GetBuffer(data, view, PyBUF_SIMPLE) < 0) {
+        return -1;
+    }
+    piece->data = view->buf;
+    piece->len = (size_t)view->len;
+    piece->foreign = NULL;
+    return 0;
+}
+
+PyObject *
+fnet_transport_write(TransportObject *self, PyObject *data)
+{
+    fnet_piece piece;
+    Py_buffer view;
+    int rc = 0;
+
+    if (FNET_UNLIKELY(!PyBytes_Check(data) && !PyByteArray_Check(data) &&
+                      !PyMemoryView_Check(data))) {
+        wrong_type("data argument must be a bytes-like object, not '%.200s'",
+                   data);
+        return NULL;
+    }
+    if (may_write(self, "write") < 0) {
+        return NULL;
+    }
+    if (piece_of(data, &piece, &view) < 0) {
+        return NULL;
+    }
+    if (piece.len > 0) {
+        rc = FNET_UNLIKELY(self->conn_lost != 0 || !self->attached)
+                 ? write_lost(self)
+                 : write_pieces(self, &piece, 1);
+    }
+    PyBuffer_Release(&view);
+    if (rc < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static int
+write_list(TransportObject *self, PyObject *const *items, Py_ssize_t n)
+{
+    fnet_piece pieces[MAX_PIECES];
+    Py_buffer views[MAX_PIECES];
+    int rc = 0;
+
+    while (rc == 0 && n > 0) {
+        Py_ssize_t count = 0, most = n < MAX_PIECES ? n : MAX_PIECES;
+        while (count < most && rc == 0) {
+            rc = piece_of(items[count], &pieces[count], &views[count]);
+            count += rc == 0;
+        }
+        if (rc == 0 && self->attached && self->conn_lost == 0) {
+            rc = write_pieces(self, pieces, (size_t)count);
+        }
+        for (Py_ssize_t i = 0; i < count; i++) {
+            PyBuffer_Release(&views[i]);
+        }
+        items += count;
+        n -= count;
+    }
+    return rc;
+}
+
+/* All of them are looked at before the first is sent. */
+static int
+check_items(PyObject *const *items, Py_ssize_t n)
+{
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (!PyObject_CheckBuffer(items[i])) {
+            return wrong_type(
+                "memoryview: a bytes-like object is required, not '%.200s'",
+                items[i]);
+        }
+    }
+    return 0;
+}
+
+PyObject *
+fnet_transport_writelines(TransportObject *self, PyObject *list)
+{
+    int rc = may_write(self, "writelines");
+    if (rc < 0) {
+        return NULL;
+    }
+    PyObject *fast =
+        PySequence_Fast(list, "writelines() takes an iterable of bytes");
+    if (fast == NULL) {
+        return NULL;
+    }
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);
+    PyObject **items = PySequence_Fast_ITEMS(fast);
+    rc = check_items(items, n);
+    if (rc == 0 && n > 0) {
+        rc = self->conn_lost != 0 || !self->attached
+                 ? write_lost(self)
+                 : write_list(self, items, n);
+    }
+    Py_DECREF(fast);
+    if (rc < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,164 @@
+"""The C extension under pyfastnet: private; what is public is in pyfastnet."""
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Iterable
+from socket import socket
+from typing import Any
+
+from _typeshed import ReadableBuffer, WriteableBuffer
+
+class Handle:
+    """asyncio.Handle in C (`isinstance(h, asyncio.Handle)` holds)."""
+
+    _callback: Any
+    _args: tuple[Any, ...] | None
+    _cancelled: bool
+    _loop: Any
+    _context: contextvars.Context
+    _source_traceback: Any
+    def cancel(self) -> None: ...
+    def cancelled(self) -> bool: ...
+    def get_context(self) -> contextvars.Context: ...
+    def _run(self) -> None: ...
+
+class TimerHandle(Handle):
+    """asyncio.TimerHandle in C."""
+
+    _when: float
+    _scheduled: bool
+    def when(self) -> float: ...
+
+class ConnectionSet:
+    """The live transports of one server, weakly held; iterable, sized."""
+
+    def add(self, transport: Any) -> None: ...
+    def discard(self, transport: Any) -> None: ...
+    def copy(self) -> list[Any]: ...
+    def __len__(self) -> int: ...
+
+class Transport(asyncio.Transport):
+    """A TCP or Unix stream transport; made by Loop._make_socket_transport()
+    and by listeners, never directly."""
+
+    def _make_empty_waiter(self) -> asyncio.Future[None]: ...
+    def _reset_empty_waiter(self) -> None: ...
+    def _force_close(self, exc: BaseException | None) -> None: ...
+
+class Loop:
+    """The hot half of EventLoop; the cold half is pyfastnet.loop."""
+
+    _closed: bool
+    _stopping: bool
+    _debug: bool
+    _thread_id: int | None
+    slow_callback_duration: float
+    _current_handle: Any
+
+    def __init__(self, *, shards: int | None = None) -> None: ...
+    # -- scheduling -------------------------------------------------------
+    def call_soon(
+        self,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Handle: ...
+    def call_soon_threadsafe(
+        self,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Handle: ...
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> TimerHandle: ...
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> TimerHandle: ...
+    def time(self) -> float: ...
+    def create_future(self) -> asyncio.Future[Any]: ...
+    def get_debug(self) -> bool: ...
+    def set_debug(self, enabled: bool) -> None: ...
+    def is_running(self) -> bool: ...
+    def is_closed(self) -> bool: ...
+    def stop(self) -> None: ...
+    def _add_callback(self, handle: Any) -> None: ...
+    def _add_callback_signalsafe(self, handle: Any) -> None: ...
+    # -- running ----------------------------------------------------------
+    def _run(self) -> None:
+        """Turns of the loop until `_stopping`; then resets nothing."""
+    def _run_once(self) -> None: ...
+    def _close(self) -> None:
+        """Lets go of every descriptor, callback and transport of the core."""
+    def _after_fork(self) -> None:
+        """In a child: closes the child's copies; the loop is unusable."""
+    def _write_to_self(self) -> None:
+        """Wakes the loop if it sleeps.  Any thread."""
+    def _signal_fd(self) -> int:
+        """The descriptor for signal.set_wakeup_fd(); what is written there
+        comes back as a call of self._process_self_data(data)."""
+    # -- descriptors ------------------------------------------------------
+    def add_reader(
+        self, fd: Any, callback: Callable[..., object], *args: Any
+    ) -> None: ...
+    def add_writer(
+        self, fd: Any, callback: Callable[..., object], *args: Any
+    ) -> None: ...
+    def remove_reader(self, fd: Any) -> bool: ...
+    def remove_writer(self, fd: Any) -> bool: ...
+    def _add_reader(
+        self, fd: int, callback: Callable[..., object], *args: Any
+    ) -> Handle: ...
+    def _add_writer(
+        self, fd: int, callback: Callable[..., object], *args: Any
+    ) -> Handle: ...
+    def _remove_reader(self, fd: int) -> bool: ...
+    def _remove_writer(self, fd: int) -> bool: ...
+    def _ensure_fd_no_transport(self, fd: Any) -> None: ...
+    # -- sock_*: try first, then wait on a registration that is kept --------
+    def sock_recv(self, sock: socket, n: int) -> Coroutine[Any, Any, bytes]: ...
+    def sock_recv_into(
+        self, sock: socket, buf: WriteableBuffer
+    ) -> Coroutine[Any, Any, int]: ...
+    def sock_sendall(
+        self, sock: socket, data: ReadableBuffer
+    ) -> Coroutine[Any, Any, None]: ...
+    def _wait_readable(self, sock: socket) -> Coroutine[Any, Any, None]:
+        """Completes when the socket may be readable (retry, and wait again
+        on BlockingIOError).  Raises RuntimeError for a transport's socket."""
+    def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]: ...
+    # -- transports and servers ---------------------------------------------
+    def _make_socket_transport(
+        self,
+        sock: socket,
+        protocol: Any,
+        waiter: Any = None,
+        *,
+        extra: dict[str, Any] | None = None,
+        server: Any = None,
+    ) -> Transport: ...
+    def _listen(
+        self,
+        sock: socket,
+        protocol_factory: Callable[[], Any],
+        server: Any,
+        on_accept: Callable[[int, Any], object] | None,
+        backlog: int,
+    ) -> None:
+        """Accepts connections on the listening socket.  With `on_accept`
+        None a Transport is made in C for each; else on_accept(fd, peername)
+        is called and owns the descriptor.  An accept() that fails for want
+        of descriptors or memory pauses the listener and calls
+        self._accept_error(sock, exc, protocol_factory, server, on_accept,
+        backlog); _listen() again goes on."""
+    def _unlisten(self, fd: int) -> bool:
+        """Stops accepting; does not close the socket."""
+    def stats(self) -> dict[str, Any]: ...

@@ -1,0 +1,133 @@
+"""The cold error paths of the C core: called by it, never by programs."""
+
+from __future__ import annotations
+
+import sys
+from asyncio import format_helpers
+from asyncio.log import logger
+from typing import Any
+
+
+def extract_stack() -> Any:
+    """The traceback that debug mode keeps with a handle."""
+    return format_helpers.extract_stack(sys._getframe(1))  # type: ignore[attr-defined]
+
+
+def handle_repr(handle: Any) -> str:
+    """What repr() of a Handle says, in asyncio's words."""
+    info = [type(handle).__name__]
+    if handle.cancelled():
+        info.append("cancelled")
+    if hasattr(handle, "_when"):
+        info.append(f"when={handle._when}")
+    if handle._callback is not None:
+        info.append(
+            format_helpers._format_callback_source(  # type: ignore[attr-defined]
+                handle._callback, handle._args
+            )
+        )
+    if handle._source_traceback:
+        frame = handle._source_traceback[-1]
+        info.append(f"created at {frame[0]}:{frame[1]}")
+    return f"<{' '.join(info)}>"
+
+
+def callback_failed(loop: Any, handle: Any, exc: BaseException) -> None:
+    """A callback has raised: tell the loop's exception handler."""
+    source = format_helpers._format_callback_source(  # type: ignore[attr-defined]
+        handle._callback, handle._args or ()
+    )
+    context = {
+        "message": f"Exception in callback {source}",
+        "exception": exc,
+        "handle": handle,
+    }
+    if handle._source_traceback:
+        context["source_traceback"] = handle._source_traceback
+    loop.call_exception_handler(context)
+
+
+def _format(what: Any) -> str:
+    """A handle's task, if it is a task's step; else what repr() says."""
+    callback = getattr(what, "_callback", None)
+    owner = getattr(callback, "__self__", None)
+    if owner is not None and hasattr(owner, "get_coro"):
+        return repr(owner)
+    return str(what)
+
+
+def slow_callback(loop: Any, what: Any, seconds: float) -> None:
+    """Debug mode: a callback took its time."""
+    logger.warning("Executing %s took %.3f seconds", _format(what), seconds)
+
+
+def transport_failed(
+    loop: Any, exc: BaseException, message: str, transport: Any, protocol: Any
+) -> None:
+    """An error ends a connection: reported unless it is the network's."""
+    if isinstance(exc, OSError):
+        logger.debug("%r: %s", transport, message, exc_info=exc)
+        return
+    loop.call_exception_handler(
+        {
+            "message": message,
+            "exception": exc,
+            "transport": transport,
+            "protocol": protocol,
+        }
+    )
+
+
+def connection_made_failed(
+    loop: Any, exc: BaseException, transport: Any, protocol: Any
+) -> None:
+    """connection_made() has raised: reported, the connection goes on."""
+    loop.call_exception_handler(
+        {
+            "message": f"Exception in callback {protocol!r}.connection_made()",
+            "exception": exc,
+            "transport": transport,
+            "protocol": protocol,
+        }
+    )
+
+
+def flow_control_failed(
+    loop: Any, exc: BaseException, message: str, transport: Any, protocol: Any
+) -> None:
+    """pause_writing() or resume_writing() has raised."""
+    loop.call_exception_handler(
+        {
+            "message": message,
+            "exception": exc,
+            "transport": transport,
+            "protocol": protocol,
+        }
+    )
+
+
+def accept_failed(loop: Any, exc: BaseException) -> None:
+    """No connection could be made of an accepted socket."""
+    loop.call_exception_handler(
+        {
+            "message": "Error on transport creation for incoming connection",
+            "exception": exc,
+        }
+    )
+
+
+def wake_waiter(waiter: Any) -> None:
+    """Complete a future that nobody has completed or cancelled yet."""
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def fail_waiter(waiter: Any) -> None:
+    """The connection is gone from under whoever waits."""
+    if not waiter.done():
+        waiter.set_exception(ConnectionError("Connection is closed by peer"))
+
+
+def warn_lost() -> None:
+    """Somebody goes on writing to a connection that is lost."""
+    logger.warning("socket.send() raised exception.")

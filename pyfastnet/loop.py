@@ -1,0 +1,107 @@
+"""EventLoop, from its parts."""
+
+import os
+import threading
+import weakref
+from typing import NoReturn
+
+from .processes import Subprocesses
+from .server import Servers
+from .signals import Signals
+from .sockets import Sockets
+from .unix import Unix
+
+
+class EventLoop(  # type: ignore[misc]
+    Signals, Servers, Sockets, Unix, Subprocesses
+):
+    """An asyncio event loop whose I/O is C without the GIL.
+
+    A drop-in replacement for asyncio's loop: every method of
+    asyncio.AbstractEventLoop, with the arguments, errors and meaning that it
+    has in asyncio of the same Python version.
+
+    `shards` is the upper bound for the threads that may do the I/O of this
+    loop, its own included: None (as many as pay) or 1 to 64.  More than one
+    is accepted but not used yet.  Where it is None, PYFASTNET_SHARDS in the
+    environment (a number or `auto`) may give it.  Raises TypeError or
+    ValueError for anything else.
+
+    As with asyncio, a loop belongs to the thread that runs it.
+    call_soon_threadsafe() and stats() may be called from any thread,
+    run_in_executor() and all else from the loop's own.  After os.fork() the
+    loop goes on in the parent; in the child its use is a RuntimeError, and a
+    new loop works.
+    """
+
+    def __init__(self, *, shards: int | None = None) -> None:
+        super().__init__(shards=shards)
+        self._pid = os.getpid()
+        _loops.add(self)
+
+    def run_forever(self) -> None:
+        """Runs until stop() is called.
+
+        Raises RuntimeError if the loop is closed or runs already, if another
+        loop runs in this thread, and in a forked child.  KeyboardInterrupt
+        and SystemExit come out of it and leave the loop usable.
+        """
+        self._run_forever_setup()
+        try:
+            self._run()
+        finally:
+            self._run_forever_cleanup()
+
+    def close(self) -> None:
+        """Closes the loop: what is pending is dropped.
+
+        Does nothing on a closed loop; raises RuntimeError on a running one.
+        """
+        if self.is_running():
+            raise RuntimeError("Cannot close a running event loop")
+        if self.is_closed():
+            return
+        try:
+            self._remove_signal_handlers()
+        finally:
+            try:
+                # First, as it marks the loop as closed: the destructors of
+                # what the core lets go of must find it so.
+                super().close()
+            finally:
+                self._close()
+                self._close_pidfds()
+
+    def _after_fork(self) -> None:
+        super()._after_fork()
+        # An attribute, so that the check costs the parent nothing.
+        self._check_closed = (  # type: ignore[method-assign]
+            self._raise_forked
+        )
+
+    def _raise_forked(self) -> NoReturn:
+        raise RuntimeError(
+            f"this event loop belongs to the parent process {self._pid}: "
+            "a forked child needs a new one"
+        )
+
+
+_loops: "weakref.WeakSet[EventLoop]" = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    """What was written is sent before the child could be thought to do it."""
+    this_thread = threading.get_ident()
+    for loop in list(_loops):
+        # A loop that another thread runs is not to be touched from here.
+        if not loop.is_closed() and loop._thread_id in (None, this_thread):
+            loop._before_fork()
+
+
+def _after_fork_in_child() -> None:
+    for loop in list(_loops):
+        if not loop.is_closed():
+            loop._after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -1,0 +1,312 @@
+"""sock_accept() and its kin, and sending files.
+
+Every operation tries first and waits only when it has to.  What takes data
+from the kernel happens in the awaiting coroutine, after its wake-up: one that
+is cancelled while it waits has taken nothing.  sock_recv(), sock_recv_into()
+and sock_sendall() are the core's.
+"""
+
+import asyncio
+import errno
+import io
+import os
+import socket
+from asyncio import base_events, exceptions
+from collections.abc import Awaitable, Callable
+from typing import IO, TYPE_CHECKING, Any
+
+from . import _core
+from .base import BaseLoop
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+_INET = (socket.AF_INET, socket.AF_INET6)
+_NOT_NOW = (BlockingIOError, InterruptedError)
+_IN_PROGRESS = {errno.EINPROGRESS, errno.EALREADY, errno.EINTR}
+# One os.sendfile() takes at most this much, on 32-bit machines too.
+_SENDFILE_MAX = 1 << 30
+# Not above the default high-water mark: the protocol is not made to pause.
+_COPY_BLOCK = 1 << 16
+# Between two attempts to connect to a Unix socket with a full backlog.
+_BACKLOG_DELAY = 0.001
+_BACKLOG_DELAY_MAX = 0.05
+
+
+class Sockets(BaseLoop):
+    def _check_sock(self, sock: socket.socket) -> None:
+        base_events._check_ssl_socket(sock)  # type: ignore[attr-defined]
+        if self._debug and sock.gettimeout() != 0:
+            raise ValueError("the socket must be non-blocking")
+
+    async def sock_accept(self, sock: socket.socket) -> tuple[socket.socket, Any]:
+        """Accepts a connection: (non-blocking socket, address)."""
+        self._check_sock(sock)
+        while True:
+            try:
+                conn, address = sock.accept()
+            except _NOT_NOW:
+                await self._wait_readable(sock)
+            else:
+                conn.setblocking(False)
+                return conn, address
+
+    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
+        """Connects the socket; a host name is looked up first.
+
+        Raises OSError.  A Unix socket whose server has a full backlog is
+        tried again until there is room, as a blocking connect() waits.
+        """
+        self._check_sock(sock)
+        if sock.family in _INET:
+            resolved = await self._ensure_resolved(
+                address,
+                family=sock.family,
+                type=sock.type,
+                proto=sock.proto,
+                loop=self,
+            )
+            address = resolved[0][4]
+        delay = _BACKLOG_DELAY
+        while True:
+            try:
+                sock.connect(address)
+            except _NOT_NOW as exc:
+                if exc.errno != errno.EAGAIN or sock.family != socket.AF_UNIX:
+                    break
+            else:
+                return
+            # Here EAGAIN means that nothing was begun, and there is no event
+            # to wait for.
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _BACKLOG_DELAY_MAX)
+        await self._connected(sock, address)
+
+    async def _connected(self, sock: socket.socket, address: Any) -> None:
+        while True:
+            await self._wait_writable(sock)
+            if sock.family in _INET:
+                # SO_ERROR would take a wake-up that comes too early for
+                # success, and leave a socket that failed unable to try again.
+                code = sock.connect_ex(address)
+            else:
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code in (0, errno.EISCONN):
+                return
+            if code not in _IN_PROGRESS:
+                raise OSError(code, f"Connect call failed {address}")
+
+    async def sock_recvfrom(
+        self, sock: socket.socket, bufsize: int
+    ) -> tuple[bytes, Any]:
+        """Receives a datagram: (data, address)."""
+        self._check_sock(sock)
+        while True:
+            try:
+                return sock.recvfrom(bufsize)
+            except _NOT_NOW:
+                await self._wait_readable(sock)
+
+    async def sock_recvfrom_into(
+        self, sock: socket.socket, buf: "WriteableBuffer", nbytes: int = 0
+    ) -> tuple[int, Any]:
+        """Receives a datagram into `buf`: (number of bytes, address).
+
+        At most `nbytes`; 0 means the size of the buffer.
+        """
+        self._check_sock(sock)
+        while True:
+            try:
+                return sock.recvfrom_into(buf, nbytes)
+            except _NOT_NOW:
+                await self._wait_readable(sock)
+
+    async def sock_sendto(
+        self, sock: socket.socket, data: "ReadableBuffer", address: Any
+    ) -> int:
+        """Sends a datagram; returns the number of bytes."""
+        self._check_sock(sock)
+        while True:
+            try:
+                return sock.sendto(data, address)
+            except _NOT_NOW:
+                await self._wait_writable(sock)
+
+    # -- files: sock_sendfile(), sendfile() and their checks are asyncio's --
+
+    async def _sock_sendfile_native(
+        self,
+        sock: socket.socket,
+        file: IO[bytes],
+        offset: int,
+        count: int | None,
+    ) -> int:
+        return await _sendfile(
+            sock.fileno,
+            lambda: self._wait_writable(sock),
+            file,
+            offset,
+            count,
+        )
+
+    async def _sendfile_native(
+        self, transp: Any, file: IO[bytes], offset: int, count: int | None
+    ) -> int:
+        if not isinstance(transp, _core.Transport):
+            raise exceptions.SendfileNotAvailableError(
+                f"sendfile() is not available for transport {transp!r}"
+            )
+        sock = transp.get_extra_info("socket")
+        fd: int = sock.fileno()
+
+        def check() -> int:
+            if transp.is_closing():
+                raise ConnectionError("Connection closed by peer")
+            return fd
+
+        # Refuses writes from here on, and a second sendfile().
+        drained = transp._make_empty_waiter()
+        resume_reading = transp.is_reading()
+        try:
+            transp.pause_reading()
+            await drained
+            check()
+            self._set_transport_guard(fd, False)
+            try:
+                return await _sendfile(
+                    check,
+                    lambda: self._wait_writable(sock),
+                    file,
+                    offset,
+                    count,
+                )
+            finally:
+                if sock.fileno() == fd:  # else another one's number by now
+                    self._set_transport_guard(fd, True)
+        finally:
+            transp._reset_empty_waiter()
+            if resume_reading:
+                transp.resume_reading()
+
+    async def _sock_sendfile_fallback(
+        self,
+        sock: socket.socket,
+        file: IO[bytes],
+        offset: int,
+        count: int | None,
+    ) -> int:
+        _seek(file, offset)
+        fallback = super()._sock_sendfile_fallback  # type: ignore[misc]
+        total: int = await fallback(sock, file, offset, count)
+        return total
+
+    async def _sendfile_fallback(
+        self, transp: Any, file: IO[bytes], offset: int, count: int | None
+    ) -> int:
+        _seek(file, offset)
+        if not isinstance(transp, _core.Transport):
+            fallback = super()._sendfile_fallback  # type: ignore[misc]
+            total: int = await fallback(transp, file, offset, count)
+            return total
+        resume_reading = transp.is_reading()
+        transp.pause_reading()
+        try:
+            return await self._copy_file(transp, file, offset, count)
+        finally:
+            if resume_reading:
+                transp.resume_reading()
+
+    async def _copy_file(
+        self,
+        transp: _core.Transport,
+        file: IO[bytes],
+        offset: int,
+        count: int | None,
+    ) -> int:
+        size = min(count, _COPY_BLOCK) if count else _COPY_BLOCK
+        buf = memoryview(bytearray(size))
+        total = 0
+        try:
+            while not count or total < count:
+                size = min(count - total, len(buf)) if count else len(buf)
+                readinto: Callable[[memoryview], int]
+                readinto = file.readinto  # type: ignore[attr-defined]
+                got = await self.run_in_executor(None, readinto, buf[:size])
+                if not got:
+                    break
+                # The queue is bounded by one block, whatever the protocol
+                # does in pause_writing().
+                drained = transp._make_empty_waiter()
+                try:
+                    await drained
+                finally:
+                    transp._reset_empty_waiter()
+                if transp.is_closing():
+                    raise ConnectionError("Connection closed by peer")
+                transp.write(buf[:got])
+                total += got
+        finally:
+            if total > 0 and hasattr(file, "seek"):
+                file.seek(offset + total)
+        return total
+
+
+async def _sendfile(
+    fileno: Callable[[], int],
+    wait_writable: Callable[[], Awaitable[None]],
+    file: IO[bytes],
+    offset: int,
+    count: int | None,
+) -> int:
+    """os.sendfile() until `count` bytes or the whole file are sent.
+
+    Raises SendfileNotAvailableError if it cannot be used for this file;
+    nothing was sent then.  The position of the file is that after the last
+    byte sent, also if an error or a cancel ends it.
+    """
+    try:
+        source = file.fileno()
+        size = os.fstat(source).st_size
+    except (AttributeError, io.UnsupportedOperation, OSError) as exc:
+        raise exceptions.SendfileNotAvailableError("not a regular file") from exc
+    left = count or size
+    if not left:
+        return 0
+    total = 0
+    try:
+        while left > 0:
+            target = fileno()
+            try:
+                sent = os.sendfile(
+                    target, source, offset + total, min(left, _SENDFILE_MAX)
+                )
+            except _NOT_NOW:
+                await wait_writable()
+                continue
+            except OSError as exc:
+                if total == 0:  # most likely no file for sendfile(2)
+                    raise exceptions.SendfileNotAvailableError(
+                        "os.sendfile call failed"
+                    ) from exc
+                if exc.errno == errno.ENOTCONN:
+                    raise ConnectionError(
+                        errno.ENOTCONN, "socket is not connected"
+                    ) from exc
+                raise
+            if not sent:
+                break
+            total += sent
+            if count:
+                left = count - total
+            # A fast reader must not keep the others from their turns.
+            await asyncio.sleep(0)
+        return total
+    finally:
+        if total:
+            os.lseek(source, offset + total, os.SEEK_SET)
+
+
+def _seek(file: IO[bytes], offset: int) -> None:
+    """To the offset, also to 0; a file that has no offset is read on."""
+    if offset or (hasattr(file, "seekable") and file.seekable()):
+        file.seek(offset)
