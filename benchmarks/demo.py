@@ -1,6 +1,6 @@
 """An HTTP server under load on asyncio, uvloop and pyfastnet in turn.
 
-    python -m benchmarks.demo [--server uvicorn|aiohttp|http] [-l LOOPS] [-r 5] [-t 2]
+    python -m benchmarks.demo [--server KIND] [-l LOOPS] [-r 5] [-t 2]
 
 The server is uvicorn, unmodified, where it is installed, else a small one on
 asyncio.Protocol that answers with a header and a body in two writes.  The load
@@ -19,7 +19,8 @@ from benchmarks import harness, loops, procs
 from benchmarks.bench_http import HttpWorkload
 
 TITLES = {
-    "uvicorn": "uvicorn",
+    "uvicorn": "uvicorn (httptools)",
+    "uvicorn-h11": "uvicorn (h11)",
     "aiohttp": "aiohttp",
     "http": "a plain asyncio.Protocol server",
 }
@@ -28,7 +29,9 @@ TITLES = {
 def pick_server(wanted: str) -> str:
     if wanted != "auto":
         return wanted
-    return "uvicorn" if importlib.util.find_spec("uvicorn") else "http"
+    if not importlib.util.find_spec("uvicorn"):
+        return "http"
+    return "uvicorn" if importlib.util.find_spec("httptools") else "uvicorn-h11"
 
 
 class Progress:
@@ -118,7 +121,7 @@ def main() -> None:
     procs.program("loadgen")
     one_cpu = options.cpus.server == options.cpus.client
     print(
-        f"{TITLES[server]}, {len(names)} loops, {options.rounds} rounds of {secs:g} s, "
+        f"{TITLES[server]}, {len(names)} loops, {options.rounds} x {secs:g} s each, "
         + ("one CPU" if one_cpu else "server and client on a CPU each"),
         flush=True,
     )

@@ -245,6 +245,10 @@ def figure(
     )
 
 
+def count_errors(rounds: Sequence[Round]) -> int:
+    return sum(r.get("errors", 0) for r in rounds)
+
+
 def table(report: Sequence[Mapping[str, Any]], base: str | None = None) -> str:
     """For a terminal: a block for each workload, a line for each loop."""
     lines = []
@@ -253,18 +257,16 @@ def table(report: Sequence[Mapping[str, Any]], base: str | None = None) -> str:
         first = base if base in results else base_of(results)
         metrics = [Metric(**m) for m in item["metrics"]]
         width = max(len(item["workload"]), *(len(name) for name in results)) + 2
-        lines.append(
-            f"{item['workload']:{width}}"
-            + "".join(
-                f"{m.label:>16}" + (f"{'÷ ' + first:>11}" if m.compare else "")
-                for m in metrics
-            )
+        to_first = f"÷ {first}" if len(first) < 10 else "÷ first"
+        heads = (
+            f"{m.label:>16}" + (f"{to_first:>11}" if m.compare else "") for m in metrics
         )
+        lines.append(f"{item['workload']:{width}}" + "".join(heads))
         for name, rounds in results.items():
             lines.append(f"{name:{width}}" + row(results, name, first, metrics))
             failures = [r["failed"] for r in rounds if "failed" in r]
             if failures:
-                lines.append(f"    failed: {failures[0][-300:]}")
+                lines.append(f"    failed: {failures[0].splitlines()[-1]}")
         lines.append("")
     return "\n".join(lines)
 
@@ -284,7 +286,7 @@ def row(
         dirty = dirty or f.dirty
         text += f"{metric.text(f.median):>16}"
         text += f"{f.ratio:>11.2f}" if metric.compare else ""
-    errors = sum(r.get("errors", 0) for r in results[name])
+    errors = count_errors(results[name])
     return text + (" ~" if dirty else "") + (f" {errors} errors" if errors else "")
 
 

@@ -50,33 +50,54 @@ def value_of(
     return figure.ratio if metric.compare else figure.median
 
 
+def label(axes: Any, value: float, place: float, to_the_left: bool) -> None:
+    axes.annotate(
+        f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}",
+        (value, place),
+        xytext=(-3 if to_the_left else 3, 0),
+        textcoords="offset points",
+        ha="right" if to_the_left else "left",
+        va="center",
+        fontsize=7,
+    )
+
+
 def draw_panel(
     axes: Any, entries: Sequence[Mapping[str, Any]], metric: harness.Metric, base: str
 ) -> None:
     names = list(dict.fromkeys(n for entry in entries for n in entry["loops"]))
+    if metric.compare and len(names) > 1:
+        names.remove(base)
     height = 0.8 / len(names)
-    shown: list[float] = []
+    # A ratio is drawn from 1, to the side on which it is.
+    start = 1.0 if metric.compare else 0.0
+    if metric.compare:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.axvline(1, color="black", linewidth=0.6)
     for number, name in enumerate(names):
         values = [value_of(entry, name, metric, base) for entry in entries]
         places = [row + number * height for row in range(len(entries))]
-        bars = axes.barh(places, values, height, label=name, color=colour(name, number))
-        axes.bar_label(
-            bars,
-            ["" if math.isnan(v) else f"{v:.3g}" for v in values],
-            padding=2,
-            fontsize=7,
+        lengths = [value - start for value in values]
+        axes.barh(
+            places,
+            lengths,
+            height,
+            left=start,
+            label=name,
+            color=colour(name, number),
         )
-        shown += [v for v in values if v > 0]
-    if shown and max(shown) / min(shown) > 20:
-        axes.set_xscale("log")
-    if metric.compare:
-        axes.axvline(1, color="black", linewidth=0.6)
-    axes.margins(x=0.15)
+        for place, value in zip(places, values, strict=True):
+            if not math.isnan(value):
+                label(axes, value, place, to_the_left=value < start)
+    axes.margins(x=0.2)
     axes.set_yticks(
         [row + 0.4 - height / 2 for row in range(len(entries))],
         [entry["workload"] for entry in entries],
     )
-    axes.invert_yaxis()
+    # Not invert_yaxis(): the panels share the axis.
+    axes.set_ylim(len(entries) - 0.1 - height / 2, -0.1 - height / 2)
     better = "more" if metric.more else "less"
     what = f"{metric.label} ÷ {base}" if metric.compare else metric.label
     axes.set_title(f"{what} ({better} is better)", fontsize=9)
@@ -89,25 +110,28 @@ def draw(group: str, entries: Sequence[Mapping[str, Any]], path: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    metrics = [harness.Metric(**m) for m in entries[0]["metrics"]][:PANELS]
     base = harness.base_of(entries[0]["loops"])
-    bars = sum(len(entry["loops"]) for entry in entries)
-    figure, panels = pyplot.subplots(
-        1,
-        len(metrics),
-        figsize=(4.6 * len(metrics), max(2.4, 1.2 + 0.2 * bars + 0.1 * len(entries))),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
+    rows = report.parts(entries)
+    width = min(PANELS, max(len(row[0]["metrics"]) for row in rows))
+    heights = [1.0 + 0.2 * sum(len(e["loops"]) for e in row) for row in rows]
+    figure = pyplot.figure(
+        figsize=(4.6 * width, max(2.4, sum(heights))), layout="constrained"
     )
-    for axes, metric in zip(panels[0], metrics, strict=True):
-        draw_panel(axes, entries, metric, base)
-    handles, labels = panels[0][0].get_legend_handles_labels()
+    grids = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)
+    for row, grid in zip(rows, grids[:, 0], strict=True):
+        metrics = [harness.Metric(**m) for m in row[0]["metrics"]][:PANELS]
+        panels = grid.subplots(1, len(metrics), sharey=True, squeeze=False)
+        for axes, metric in zip(panels[0], metrics, strict=True):
+            draw_panel(axes, row, metric, base)
+    named: dict[str, Any] = {}
+    for axes in figure.get_axes():
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, handle)
     figure.legend(
-        handles,
-        labels,
+        list(named.values()),
+        list(named),
         loc="outside lower center",
-        ncols=min(len(labels), 7),
+        ncols=min(len(named), 7),
         frameon=False,
         fontsize=8,
     )
@@ -125,12 +149,12 @@ def readme_table(found: report.Report) -> str:
     if not entries:
         raise SystemExit(f"benchmarks: none of {', '.join(README_GROUPS)} in the files")
     base = harness.base_of(entries[0]["loops"])
-    machines = "; ".join(dict.fromkeys(report.describe(e) for e in found.environments))
+    machines = " ".join(f"{line}." for line in report.describe(found.environments))
     return (
         f"\n{report.compact_table(entries, ('rate', 'cpu_us'))}\n\n"
         f"For {base}: operations per second and server CPU per operation; for the "
         f"others: rate ÷ {base}'s / CPU per operation ÷ {base}'s (more and less are "
-        f"better). {machines}.\n"
+        f"better). {machines}\n"
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks import bars, harness
+from benchmarks import bars, harness, loops
 
 Entry = dict[str, Any]
 
@@ -98,18 +98,46 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def describe(environment: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{n} {v}" for n, v in environment["versions"].items() if v)
-    return (
-        f"{environment['time']}, CPython {environment['python']}, "
-        f"Linux {environment['kernel']}, {environment['cpus']} CPUs"
-        + (f" ({environment['cpu']})" if environment["cpu"] else "")
-        + (f"; {versions}" if versions else "")
-    )
+def describe(environments: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line for each machine and Python that was measured on."""
+    found: dict[str, tuple[set[str], dict[str, str]]] = {}
+    for one in environments:
+        cpu = f" ({one['cpu']})" if one["cpu"] else ""
+        machine = (
+            f"CPython {one['python']}, Linux {one['kernel']}, {one['cpus']} CPUs{cpu}"
+        )
+        days, versions = found.setdefault(machine, (set(), {}))
+        days.add(one["time"].split()[0])
+        versions.update({loops.split(n)[0]: v for n, v in one["versions"].items() if v})
+    return [
+        "; ".join(
+            part
+            for part in (
+                machine,
+                ", ".join(f"{name} {version}" for name, version in versions.items()),
+                " to ".join(sorted({min(days), max(days)})),
+            )
+            if part
+        )
+        for machine, (days, versions) in found.items()
+    ]
+
+
+def parts(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Those with the same metrics together."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        keys = tuple(metric["key"] for metric in entry["metrics"])
+        found.setdefault(keys, []).append(entry)
+    return list(found.values())
 
 
 def full_table(entries: Sequence[Entry]) -> str:
     """A row for each workload and loop, each metric with its ratio."""
+    return "\n\n".join(map(part_table, parts(entries)))
+
+
+def part_table(entries: Sequence[Entry]) -> str:
     metrics = [harness.Metric(**m) for m in entries[0]["metrics"]]
     base = harness.base_of(entries[0]["loops"])
     header = ["workload", "loop"]
@@ -128,7 +156,10 @@ def full_table(entries: Sequence[Entry]) -> str:
                 dirty = dirty or figure.dirty
                 row.append(metric.text(figure.median))
                 row += [f"{figure.ratio:.2f}"] if metric.compare else []
-            row[1] += " ~" if dirty else ""
+            errors = harness.count_errors(results[name])
+            row[1] += (" ~" if dirty else "") + (
+                f" ({errors} errors)" if errors else ""
+            )
             rows.append(row)
     return markdown(header, rows)
 
@@ -199,8 +230,7 @@ def write_into(path: str, report: Report) -> None:
     for group, entries in report.groups().items():
         text = replace_block(text, f"table: {group}", "/table", full_table(entries))
     text = replace_block(text, "bars", "/bars", bars_table(report))
-    lines = dict.fromkeys(describe(e) for e in report.environments)
-    machines = "\n".join(f"- {line}" for line in lines)
+    machines = "\n".join(f"- {line}" for line in describe(report.environments))
     text = replace_block(text, "environment", "/environment", machines)
     with open(path, "w") as f:
         f.write(text)

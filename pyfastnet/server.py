@@ -71,8 +71,9 @@ class Server(base_events.Server):
 
     def _wakeup(self) -> None:
         # A connection that was accepted before close() may be attached
-        # after it: then the last one goes a second time.
-        if self._waiters is not None:
+        # after it: then the last one goes a second time.  The core, which
+        # calls this too, does not know of unnamed ones.
+        if self._waiters is not None and self._active_count == 0:
             super()._wakeup()  # type: ignore[misc]
 
     def close_clients(self) -> None:

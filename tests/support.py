@@ -58,8 +58,12 @@ async def within(awaitable, limit=TIMEOUT):
 
 
 async def turns(count=1):
-    """Lets the loop make some turns."""
+    """Lets the loop make some turns, and poll in each of them.
+
+    A loop may do without a poll in a turn that follows at once on another
+    one, so each is given a moment."""
     for _ in range(count):
+        time.sleep(0.0001)
         await asyncio.sleep(0)
 
 
@@ -323,14 +327,15 @@ def script_for(kind, debug, body):
     return textwrap.dedent(head) + textwrap.dedent(body)
 
 
-def run_script(new_loop, body, *, timeout=30, options=("-W", "error")):
-    """Runs the program to its end; its output, after exit status 0."""
+def run_script(new_loop, body, *args, timeout=30, options=("-W", "error")):
+    """Runs the program, with arguments; its output, after exit status 0."""
     done = subprocess.run(
         [
             sys.executable,
             *options,
             "-c",
             script_for(new_loop.kind, new_loop.debug, body),
+            *map(str, args),
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -144,23 +144,59 @@ async def test_new_limits_are_applied_at_once(loop, link):
 
 
 async def test_write_in_resume_writing(loop, link):
+    """A pump: writes until it is paused, goes on when it is resumed."""
+
     class Pump(Recorder):
         rounds = 0
+        paused = False
+
+        def pump(self):
+            while self.rounds < 20 and not self.paused:
+                self.transport.write(b"%02d" % self.rounds * 50_000)
+                self.rounds += 1
+            if self.rounds == 20:
+                self.note("all written")
+
+        def pause_writing(self):
+            super().pause_writing()
+            self.paused = True
 
         def resume_writing(self):
             super().resume_writing()
-            if self.rounds < 10:
-                self.rounds += 1
-                self.transport.write(b"%d" % (self.rounds % 10) * 100_000)
-            else:
-                self.transport.close()
+            self.paused = False
+            self.pump()
 
     transport, protocol, peer = await link(Pump)
-    filled = fill_transport(transport)
-    transport.write(b"0" * 100_000)
-    got = (await in_thread(read_all, peer))[filled:]
-    assert got == b"".join(b"%d" % (n % 10) * 100_000 for n in range(11))
+    transport.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_SNDBUF, 65536
+    )
+    protocol.pump()
+    assert protocol.paused
+    reading = asyncio.create_task(in_thread(read_all, peer))
+    await protocol.called("all written")
+    transport.close()
+    got = await reading
+    assert got == b"".join(b"%02d" % number * 50_000 for number in range(20))
     await protocol.lost()
+    assert protocol.calls.count("resume") > 2
+
+
+@pytest.mark.not_on("asyncio", reason="it ends such a connection twice")
+@pytest.mark.parametrize("way", ["close", "abort"])
+async def test_end_in_resume_writing(loop, link, way):
+    class Ending(Recorder):
+        def resume_writing(self):
+            super().resume_writing()
+            getattr(self.transport, way)()
+
+    transport, protocol, peer = await link(Ending)
+    filled = fill_transport(transport)
+    transport.write(b"x" * 70_000)
+    got = await in_thread(read_all, peer)
+    await protocol.lost()
+    assert protocol.calls == ["made", "pause", "resume", "lost"]
+    if way == "close":
+        assert len(got) == filled + 70_000
 
 
 async def test_write_in_pause_writing(loop, link):

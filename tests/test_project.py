@@ -7,6 +7,7 @@ import inspect
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -22,9 +23,7 @@ RANKS = {"base": 0, "cache": 1, "poll": 2, "net": 3, "python": 4}
 MAX_FILE = 800
 MAX_FUNCTION = 80
 
-C_FILES = sorted(
-    path for path in (ROOT / "csrc").glob("*/*.[ch]") if path.is_file()
-)
+C_FILES = sorted(path for path in (ROOT / "csrc").glob("*/*.[ch]") if path.is_file())
 PYTHON_FILES = sorted(
     path
     for folder in (PACKAGE, ROOT / "tests", ROOT / "benchmarks")
@@ -88,9 +87,7 @@ def test_layer_faults_are_found(tmp_path):
         '#include "base/mem.h"\n#include <stdint.h>\n'
         '#include "poll/shard.h"\n#include "mem.h"\n#include <Python.h>\n'
     )
-    found = [
-        fault.split(": ", 1)[1] for fault in layer_faults(path, RANKS["cache"])
-    ]
+    found = [fault.split(": ", 1)[1] for fault in layer_faults(path, RANKS["cache"])]
     assert found == [
         "poll/shard.h: a higher layer",
         "mem.h: not spelled from csrc/",
@@ -102,8 +99,8 @@ def test_headers_are_guarded_by_their_path():
     for path in C_FILES:
         if path.suffix == ".h":
             guard = f"FNET_{path.parent.name}_{path.stem}_H".upper()
-            assert f"#ifndef {guard}\n#define {guard}\n" in path.read_text(), (
-                name_of(path)
+            assert f"#ifndef {guard}\n#define {guard}\n" in path.read_text(), name_of(
+                path
             )
 
 
@@ -363,9 +360,7 @@ def test_missing_headers_of_the_c_library_are_named(tmp_path, compiler):
 
 def test_other_systems_are_told(tmp_path):
     # Python's own configuration is read before it is called another system's.
-    before = (
-        "__import__('sysconfig').get_config_vars(); sys.platform = 'darwin'"
-    )
+    before = "__import__('sysconfig').get_config_vars(); sys.platform = 'darwin'"
     output = build(tmp_path, before=before)
     assert "Linux only" in output
     assert "darwin" in output
@@ -376,11 +371,65 @@ def test_an_unknown_sanitizer_is_refused(tmp_path):
     assert "expected one or more of address, undefined, thread" in output
 
 
+# -- getting a machine ready ------------------------------------------------
+
+
+@pytest.fixture
+def setup_tools(tmp_path):
+    """Runs `.ci/setup tools` where there is neither gcc nor make."""
+
+    def run(uid, apt_status):
+        programs = tmp_path / "bin"
+        programs.mkdir()
+        for name in ("bash", "env"):
+            (programs / name).symlink_to(shutil.which(name))
+        log = tmp_path / "apt.log"
+        for name, script in {
+            "id": f"echo {uid}",
+            "apt-get": f'echo "$*" >>{log}; exit {apt_status}',
+        }.items():
+            (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+            (programs / name).chmod(0o755)
+        done = subprocess.run(
+            ["bash", ".ci/setup", "tools"],
+            cwd=ROOT,
+            env={"PATH": str(programs)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        called = lines_of(log) if log.exists() else []
+        return done.returncode, done.stderr, called
+
+    return run
+
+
+def test_root_gets_what_is_missing_and_is_told(setup_tools):
+    status, said, called = setup_tools(uid=0, apt_status=0)
+    assert status == 0
+    assert said == "Installing with apt-get: gcc make\n"
+    assert called[0].startswith("update")
+    assert called[1].startswith("install") and called[1].endswith("gcc make")
+
+
+def test_others_are_told_what_to_install(setup_tools):
+    status, said, called = setup_tools(uid=1000, apt_status=0)
+    assert status == 1
+    assert "sudo apt-get install gcc make" in said
+    assert not called
+
+
+def test_a_failed_installation_is_an_error(setup_tools):
+    status, said, _ = setup_tools(uid=0, apt_status=100)
+    assert status == 1
+    assert said.endswith("error: apt-get could not install: gcc make\n")
+
+
 def test_the_readme_names_targets_that_exist():
-    named = set(
-        re.findall(r"`?\bmake ([a-z]+)", (ROOT / "README.md").read_text())
-    )
+    readme = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"^ +make ([a-z]+)|`make ([a-z]+)", readme, re.M))
+    named = {a or b for a, b in named}
     makefile = (ROOT / "Makefile").read_text()
     assert {"demo", "test"} <= named
     for target in named:
-        assert re.search(rf"^(\w+ )*{target}( \w+)*:", makefile, re.M), target
+        assert re.search(rf"^([a-z]+ )*{target}( [a-z]+)*:", makefile, re.M), target

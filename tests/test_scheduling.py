@@ -5,6 +5,7 @@ import contextvars
 import functools
 import socket
 import sys
+import time
 import weakref
 
 import pytest
@@ -296,6 +297,7 @@ def test_ready_callbacks_before_events_before_timers(loop):
         loop.call_at(loop.time() - 1, ran.append, "older timer")
         loop.call_soon(ran.append, "ready")
         loop.call_soon(loop.stop)
+        time.sleep(0.001)  # or the next turn may do without a poll
 
     loop.call_soon(prepare)
     loop.run_forever()

@@ -236,6 +236,7 @@ receive_into_landing(fnet_stream *stream, fnet_batch *batch, ssize_t *got)
         fnet_shard_return_landing(shard, landing);
         return true;
     }
+    fnet_shard_note_landing(shard, (size_t)*got, landing.len);
     fnet_completion *item =
         fnet_batch_push(batch, &stream->source, FNET_WHAT_DATA, 0);
     item->data = landing.data;
@@ -512,6 +513,12 @@ fnet_stream_write(fnet_stream *stream, fnet_piece *pieces, size_t n)
     fnet_lock_acquire(&shard->output);
     if (stream->error == 0 && !stream->shutdown) {
         rc = write_locked(stream, pieces, n);
+    }
+    if (rc == 0 && stream->error != 0) {
+        /* Of this call, or of one by the prompter while the turn went on: a
+         * program that writes without end must hear of it here. */
+        stream->report_error = false;
+        rc = stream->error;
     }
     if (rc == 0) {
         rc = (ssize_t)stream->out.bytes;

@@ -14,7 +14,9 @@ fnet_shard_init(fnet_shard *shard, fnet_depot *depot)
 {
     int rc;
 
-    *shard = (fnet_shard){.defer = true, .phase = FNET_PHASE_TURN};
+    *shard = (fnet_shard){.defer = true,
+                          .phase = FNET_PHASE_TURN,
+                          .landing_size = FNET_LANDING_MAX / 4};
     fnet_list_init(&shard->ready);
     fnet_list_init(&shard->dirty);
     fnet_chain_init(&shard->spent);
@@ -210,6 +212,25 @@ fnet_shard_take_landing(fnet_shard *shard)
     }
     shard->want_landings = true;
     return (fnet_landing){0};
+}
+
+void
+fnet_shard_note_landing(fnet_shard *shard, size_t got, size_t len)
+{
+    /* One page more than what came, so that a read of the usual size is
+     * short and shows that the socket is drained. */
+    size_t want = ((got + 4096) | 4095) + 1;
+
+    if (got == len) {
+        want = 2 * len;
+    }
+    if (want >= shard->landing_size) {
+        shard->landing_size =
+            want < FNET_LANDING_MAX ? want : FNET_LANDING_MAX;
+    }
+    else {
+        shard->landing_size -= (shard->landing_size - want) / 16;
+    }
 }
 
 void

@@ -42,7 +42,8 @@ typedef struct fnet_source_ops {
 } fnet_source_ops;
 
 /* A place for large reads to land in, offered by the layer above so that
- * they need not be copied. */
+ * they need not be copied.  Its size follows what large reads have brought:
+ * memory that is mostly not filled costs more than a copy. */
 typedef struct fnet_landing {
     void *owner; /* NULL: none offered */
     char *data;
@@ -50,6 +51,7 @@ typedef struct fnet_landing {
 } fnet_landing;
 
 #define FNET_LANDINGS 4
+#define FNET_LANDING_MAX ((size_t)256 * 1024)
 
 typedef struct fnet_shard_stats {
     uint64_t passes;
@@ -78,6 +80,7 @@ struct fnet_shard {
     fnet_list ready; /* sources with work for the pass, first come first */
     fnet_landing landings[FNET_LANDINGS];
     unsigned landings_used; /* since the layer above refilled them */
+    size_t landing_size;    /* what those offered next should have */
     bool want_landings;     /* a large reader found none */
     bool trim;              /* the next reset of a batch keeps no block */
     fnet_shard_stats stats;
@@ -133,8 +136,10 @@ void fnet_shard_defer_locked(fnet_shard *shard, fnet_source *source);
 /* fnet_shard_flush for whoever has the output lock. */
 void fnet_shard_flush_locked(fnet_shard *shard);
 
-/* Takes a landing place of at least one byte out of those offered. */
+/* Takes a landing place out of those offered. */
 fnet_landing fnet_shard_take_landing(fnet_shard *shard);
+/* Tells how much of a landing place a read has filled. */
+void fnet_shard_note_landing(fnet_shard *shard, size_t got, size_t len);
 /* Puts back one that was not used. */
 void fnet_shard_return_landing(fnet_shard *shard, fnet_landing landing);
 

@@ -1,9 +1,9 @@
 /* handle: asyncio.Handle and asyncio.TimerHandle in C.
  *
- * Arguments stand inline, objects come from a bounded free list, and
- * consecutive handles that share a context enter it once.  isinstance() with
- * asyncio's classes holds through __class__: their lay-out of eight slots
- * would cost a third of call_soon(). */
+ * Arguments stand inline and objects come from a bounded free list.
+ * isinstance() with asyncio's classes holds through __class__: inheriting
+ * their lay-out of eight slots would make each handle twice as large and as
+ * slow to free. */
 #include "python/module.h"
 
 #include "base/clock.h"
@@ -209,37 +209,12 @@ fnet_handle_clear_freelists(module_state *state)
 
 /* -- running ---------------------------------------------------------------- */
 
-int
-fnet_leave_context(LoopObject *loop)
-{
-    PyObject *context = loop->entered;
-    if (context == NULL) {
-        return 0;
-    }
-    loop->entered = NULL;
-    int rc = PyContext_Exit(context);
-    Py_DECREF(context);
-    return rc;
-}
-
-int
-fnet_enter_context(LoopObject *loop, PyObject *context)
-{
-    if (loop->entered == context) {
-        return 0;
-    }
-    if (fnet_leave_context(loop) < 0 || PyContext_Enter(context) < 0) {
-        return -1;
-    }
-    loop->entered = Py_NewRef(context);
-    return 0;
-}
-
 static PyObject *
-call_in_context(LoopObject *loop, HandleObject *self)
+call_in_context(HandleObject *self)
 {
     /* cancel() in the callback drops what the handle holds: keep our own. */
     PyObject *callback = Py_NewRef(self->callback);
+    PyObject *context = Py_NewRef(self->context);
     PyObject *argv[1 + HANDLE_INLINE_ARGS];
     PyObject *result = NULL;
     unsigned n = self->nargs;
@@ -248,7 +223,7 @@ call_in_context(LoopObject *loop, HandleObject *self)
     for (unsigned i = 1; i <= n; i++) {
         argv[i] = Py_NewRef(self->argv[i]);
     }
-    if (fnet_enter_context(loop, self->context) == 0) {
+    if (PyContext_Enter(context) == 0) {
         if (FNET_UNLIKELY(args != NULL)) {
             result = PyObject_CallObject(callback, args);
         }
@@ -256,7 +231,12 @@ call_in_context(LoopObject *loop, HandleObject *self)
             result = PyObject_Vectorcall(
                 callback, argv + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
         }
+        /* Before anything is freed: what runs then may enter it. */
+        if (FNET_UNLIKELY(PyContext_Exit(context) < 0)) {
+            Py_CLEAR(result);
+        }
     }
+    Py_DECREF(context);
     Py_XDECREF(args);
     for (unsigned i = 1; i <= n; i++) {
         Py_DECREF(argv[i]);
@@ -272,9 +252,6 @@ call_failed(LoopObject *loop, HandleObject *self)
         return -1;
     }
     PyObject *exc = fnet_err_take();
-    if (fnet_leave_context(loop) < 0) {
-        PyErr_Clear();
-    }
     int rc = fnet_report(loop->state, "callback_failed", "(OOO)", loop, self,
                          exc);
     Py_DECREF(exc);
@@ -288,7 +265,7 @@ run_in_debug(LoopObject *loop, HandleObject *self)
     int rc = 0;
 
     Py_XSETREF(loop->current_handle, Py_NewRef((PyObject *)self));
-    PyObject *result = call_in_context(loop, self);
+    PyObject *result = call_in_context(self);
     if (result == NULL) {
         rc = call_failed(loop, self);
     }
@@ -311,7 +288,7 @@ fnet_handle_run(LoopObject *loop, HandleObject *self)
     if (FNET_UNLIKELY(loop->debug)) {
         return run_in_debug(loop, self);
     }
-    PyObject *result = call_in_context(loop, self);
+    PyObject *result = call_in_context(self);
     if (FNET_UNLIKELY(result == NULL)) {
         return call_failed(loop, self);
     }
@@ -363,21 +340,7 @@ handle_get_context(HandleObject *self, PyObject *unused)
 static PyObject *
 handle_run(HandleObject *self, PyObject *unused)
 {
-    LoopObject *loop = self->loop;
-    PyObject *before = loop->entered;
-
-    /* Called by the program, perhaps inside another callback. */
-    loop->entered = NULL;
-    int rc = fnet_handle_run(loop, self);
-    PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
-    int left = fnet_leave_context(loop);
-    loop->entered = before;
-    if (exc != NULL) {
-        PyErr_Clear();
-        fnet_err_restore(exc);
-        return NULL;
-    }
-    if (left < 0) {
+    if (fnet_handle_run(self->loop, self) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;

@@ -728,7 +728,6 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->thread_id);
     Py_VISIT(self->current_handle);
-    Py_VISIT(self->entered);
     for (size_t i = 0; i < self->ring_count; i++) {
         Py_VISIT(self->ring[(self->ring_head + i) & self->ring_mask]);
     }
@@ -761,7 +760,6 @@ loop_clear(LoopObject *self)
         drop_callbacks(self);
     }
     Py_CLEAR(self->current_handle);
-    Py_CLEAR(self->entered);
     return 0;
 }
 

@@ -47,6 +47,8 @@ static const struct {
     NAME("get", str_get),
     NAME("is_closing", str_is_closing),
     NAME("detach", str_detach),
+    NAME("_io_refs", str__io_refs),
+    NAME("_decref_socketios", str__decref_socketios),
     NAME("socket", str_socket),
     NAME("sockname", str_sockname),
     NAME("peername", str_peername),
@@ -66,6 +68,7 @@ static const struct {
     IMPORT("asyncio", "TimerHandle", asyncio_timer),
     IMPORT("asyncio", "Future", future_type),
     IMPORT("asyncio", "BufferedProtocol", buffered_type),
+    IMPORT("asyncio", "Protocol", protocol_type),
     IMPORT("socket", "socket", socket_type),
     IMPORT("asyncio.trsock", "TransportSocket", transport_socket),
     IMPORT("pyfastnet", "_report", report),
@@ -89,7 +92,8 @@ import_names(module_state *state)
         *field(state, names[i].offset) = text;
     }
     state->kw_loop = Py_BuildValue("(s)", "loop");
-    if (state->kw_loop == NULL) {
+    state->one = PyLong_FromLong(1);
+    if (state->kw_loop == NULL || state->one == NULL) {
         return -1;
     }
     PyObject *report = PyImport_ImportModule("pyfastnet._report");
@@ -281,6 +285,7 @@ module_free(void *module)
         Py_CLEAR(*field(state, names[i].offset));
     }
     Py_CLEAR(state->kw_loop);
+    Py_CLEAR(state->one);
 }
 
 static PyModuleDef_Slot module_slots[] = {

@@ -41,6 +41,8 @@ typedef struct module_state {
     PyObject *socket_type;      /* socket.socket */
     PyObject *transport_socket; /* asyncio.trsock.TransportSocket */
     PyObject *sslsocket_type;   /* ssl.SSLSocket or None */
+    PyObject *protocol_type;    /* asyncio.Protocol */
+    PyObject *one;              /* 1 */
     PyObject *report;           /* pyfastnet._report: the cold error paths */
     /* names */
     PyObject *str_context, *str_callback, *kw_loop, *str_data_received,
@@ -51,7 +53,7 @@ typedef struct module_state {
         *str__attach, *str__detach, *str__clients, *str__sockets,
         *str__wakeup, *str_throw, *str_gettimeout, *str_family, *str_type,
         *str_proto, *str__transports, *str_get, *str_is_closing,
-        *str_detach, *str_socket, *str_sockname, *str_peername, *str__deliver_held, *str__start,
+        *str_detach, *str__io_refs, *str__decref_socketios, *str_socket, *str_sockname, *str_peername, *str__deliver_held, *str__start,
         *str__call_connection_lost;
 #if FNET_FREELISTS
     PyObject *free_handles[FNET_FREELIST_MAX];
@@ -168,8 +170,6 @@ struct LoopObject {
     bool in_turn;
     bool passing; /* the loop's thread is in a pass, without the GIL */
 
-    PyObject *entered; /* the context that is entered, between handles */
-
     /* the core */
     fnet_depot *depot;
     fnet_shard home;
@@ -215,9 +215,6 @@ TimerObject *fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
 /* Runs the callback in its context: 0; -1: an exception that must leave
  * run_forever() is set; others were reported. */
 int fnet_handle_run(LoopObject *loop, HandleObject *handle);
-/* Leaves the context that consecutive handles share. */
-int fnet_leave_context(LoopObject *loop);
-int fnet_enter_context(LoopObject *loop, PyObject *context);
 /* handle.cancel() */
 int fnet_handle_cancel(HandleObject *handle);
 extern PyType_Spec fnet_handle_spec, fnet_timer_spec;

@@ -417,36 +417,44 @@ hand_over(ListenerObject *self, int fd, const fnet_addr *peer)
     return 0;
 }
 
+static TransportObject *
+make_transport(ListenerObject *self, int fd, PyObject *context)
+{
+    PyObject *protocol = NULL;
+    TransportObject *transport = NULL;
+
+    if (PyContext_Enter(context) == 0) {
+        protocol = PyObject_CallNoArgs(self->factory);
+        if (PyContext_Exit(context) < 0) {
+            Py_CLEAR(protocol);
+        }
+    }
+    if (protocol != NULL) {
+        transport = fnet_transport_new(self->loop, fd, NULL, protocol,
+                                       context, self->family, self->server);
+        Py_DECREF(protocol);
+    }
+    return transport;
+}
+
 static int
 make_connection(ListenerObject *self, int fd, const fnet_addr *peer)
 {
-    LoopObject *loop = self->loop;
-    TransportObject *transport = NULL;
-    int rc = -1;
+    /* A copy for each: what one connection sets, no other one sees. */
     PyObject *context = PyContext_Copy(self->context);
+    TransportObject *transport =
+        context == NULL ? NULL : make_transport(self, fd, context);
+    int rc;
 
-    if (context == NULL || fnet_enter_context(loop, context) < 0) {
-        Py_XDECREF(context);
-        fnet_sys_close(fd);
-        return -1;
-    }
-    PyObject *protocol = PyObject_CallNoArgs(self->factory);
-    if (protocol != NULL) {
-        transport = fnet_transport_new(loop, fd, NULL, protocol, context,
-                                       self->family, self->server);
-    }
+    Py_XDECREF(context);
     if (transport == NULL) {
         fnet_sys_close(fd);
-        rc = accept_failed(loop);
+        return accept_failed(self->loop);
     }
-    else {
-        transport->peer = *peer;
-        transport->sockname = Py_XNewRef(self->sockname);
-        rc = fnet_transport_start(transport);
-        Py_DECREF(transport);
-    }
-    Py_XDECREF(protocol);
-    Py_DECREF(context);
+    transport->peer = *peer;
+    transport->sockname = Py_XNewRef(self->sockname);
+    rc = fnet_transport_start(transport);
+    Py_DECREF(transport);
     return rc;
 }
 

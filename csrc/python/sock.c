@@ -27,6 +27,7 @@ typedef struct SockOpObject {
     Py_ssize_t done;   /* SENDALL: bytes sent */
     int fd;
     uint8_t kind, state, direction;
+    bool holds; /* the socket's close() waits for us */
 } SockOpObject;
 
 /* -- life ------------------------------------------------------------------------ */
@@ -84,8 +85,51 @@ op_new(LoopObject *loop, PyObject *sock, int kind, int direction)
     self->kind = (uint8_t)kind;
     self->state = OP_FRESH;
     self->direction = (uint8_t)direction;
+    self->holds = false;
     PyObject_GC_Track(self);
     return self;
+}
+
+/* While we wait on the descriptor a close() of the socket object is put off,
+ * as for socket.makefile(): the number must not become another file's under
+ * the waiting, which then ends as if nothing had happened. */
+static int
+hold_socket(SockOpObject *self)
+{
+    module_state *state = self->loop->state;
+
+    if (!PyObject_TypeCheck(self->sock, (PyTypeObject *)state->socket_type)) {
+        return 0;
+    }
+    PyObject *refs = PyObject_GetAttr(self->sock, state->str__io_refs);
+    PyObject *more =
+        refs == NULL ? NULL : PyNumber_Add(refs, state->one);
+    int rc = more == NULL ? -1
+                          : PyObject_SetAttr(self->sock,
+                                             state->str__io_refs, more);
+    Py_XDECREF(refs);
+    Py_XDECREF(more);
+    self->holds = rc == 0;
+    return rc;
+}
+
+static void
+let_go(SockOpObject *self)
+{
+    if (!self->holds) {
+        return;
+    }
+    self->holds = false;
+    PyObject *exc = fnet_err_take();
+    PyObject *result = PyObject_CallMethodNoArgs(
+        self->sock, self->loop->state->str__decref_socketios);
+    if (result == NULL) {
+        PyErr_WriteUnraisable(self->sock);
+    }
+    Py_XDECREF(result);
+    if (exc != NULL) {
+        fnet_err_restore(exc);
+    }
 }
 
 static void
@@ -107,6 +151,7 @@ finish(SockOpObject *self)
 {
     self->state = OP_DONE;
     stop_waiting(self);
+    let_go(self);
     PyBuffer_Release(&self->view);
     Py_CLEAR(self->sock);
 }
@@ -290,7 +335,7 @@ begin_waiting(SockOpObject *self)
 {
     self->future =
         fnet_watch_wait(self->loop, self->sock, self->fd, self->direction);
-    if (self->future == NULL) {
+    if (self->future == NULL || (!self->holds && hold_socket(self) < 0)) {
         return -1;
     }
     unaryfunc get = Py_TYPE(self->future)->tp_as_async->am_await;

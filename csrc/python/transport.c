@@ -275,7 +275,8 @@ fnet_transport_schedule_lost(TransportObject *self, PyObject *exc)
     PyObject *method = PyObject_GetAttr(
         (PyObject *)self, self->loop->state->str__call_connection_lost);
     PyObject *args[] = {exc != NULL ? exc : Py_None};
-    int rc = fnet_loop_call_soon(self->loop, method, args, 1, NULL);
+    /* In the connection's context, whoever closes it. */
+    int rc = fnet_loop_call_soon(self->loop, method, args, 1, self->context);
 
     Py_XDECREF(method);
     return rc;
@@ -486,8 +487,7 @@ transport_resume_reading(TransportObject *self, PyObject *unused)
         /* In a turn of its own: never from within this call. */
         PyObject *method = PyObject_GetAttr(
             (PyObject *)self, self->loop->state->str__deliver_held);
-        int rc = fnet_loop_call_soon(self->loop, method, NULL, 0,
-                                     self->context);
+        int rc = fnet_loop_call_soon(self->loop, method, NULL, 0, NULL);
         Py_XDECREF(method);
         if (rc < 0) {
             return NULL;
@@ -524,11 +524,30 @@ transport_get_protocol(TransportObject *self, PyObject *unused)
     return Py_NewRef(self->protocol != NULL ? self->protocol : Py_None);
 }
 
+/* A BufferedProtocol; or, as for uvloop, one that has its methods and is no
+ * Protocol. */
+static int
+is_buffered(module_state *state, PyObject *protocol)
+{
+    int yes = PyObject_IsInstance(protocol, state->buffered_type);
+
+    if (yes == 0 && !PyObject_TypeCheck(
+                        protocol, (PyTypeObject *)state->protocol_type)) {
+        PyObject *method =
+            PyObject_GetAttr(protocol, state->str_get_buffer);
+        yes = method != NULL;
+        if (method == NULL) {
+            PyErr_Clear();
+        }
+        Py_XDECREF(method);
+    }
+    return yes;
+}
+
 int
 fnet_transport_set_protocol(TransportObject *self, PyObject *protocol)
 {
-    int buffered =
-        PyObject_IsInstance(protocol, self->loop->state->buffered_type);
+    int buffered = is_buffered(self->loop->state, protocol);
 
     if (buffered < 0) {
         return -1;
@@ -743,7 +762,7 @@ fnet_make_socket_transport(LoopObject *loop, PyObject *args, PyObject *kwargs)
         PyObject *method =
             PyObject_GetAttr((PyObject *)self, loop->state->str__start);
         PyObject *call[] = {waiter};
-        if (fnet_loop_call_soon(loop, method, call, 1, context) < 0) {
+        if (fnet_loop_call_soon(loop, method, call, 1, NULL) < 0) {
             Py_CLEAR(self);
         }
         Py_XDECREF(method);

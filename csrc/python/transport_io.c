@@ -13,15 +13,20 @@
 PyObject *
 fnet_transport_call(TransportObject *self, PyObject *name, PyObject *arg)
 {
-    if (fnet_enter_context(self->loop, self->context) < 0) {
-        return NULL;
-    }
-    PyObject *protocol = Py_NewRef(self->protocol);
-    PyObject *argv[] = {protocol, arg};
+    PyObject *context = Py_NewRef(self->context);
+    PyObject *argv[] = {Py_NewRef(self->protocol), arg};
     size_t n = arg == NULL ? 1 : 2;
-    PyObject *result = PyObject_VectorcallMethod(
-        name, argv, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-    Py_DECREF(protocol);
+    PyObject *result = NULL;
+
+    if (FNET_LIKELY(PyContext_Enter(context) == 0)) {
+        result = PyObject_VectorcallMethod(
+            name, argv, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        if (FNET_UNLIKELY(PyContext_Exit(context) < 0)) {
+            Py_CLEAR(result);
+        }
+    }
+    Py_DECREF(argv[0]);
+    Py_DECREF(context);
     return result;
 }
 
@@ -294,15 +299,24 @@ deliver_readable(TransportObject *self)
 static int
 call_flow_control(TransportObject *self, PyObject *name, const char *message)
 {
-    PyObject *result;
+    PyObject *result = NULL;
     int rc = 0;
 
     if (self->protocol == NULL) {
         return 0;
     }
-    /* Called from within write(): in the caller's context, as in asyncio. */
     PyObject *protocol = Py_NewRef(self->protocol);
+    PyObject *context = Py_NewRef(self->context);
+    /* From within a write(): the context may be entered already. */
+    bool entered = PyContext_Enter(context) == 0;
+    if (!entered) {
+        PyErr_Clear();
+    }
     result = PyObject_CallMethodNoArgs(protocol, name);
+    if (entered && PyContext_Exit(context) < 0) {
+        Py_CLEAR(result);
+    }
+    Py_DECREF(context);
     if (result == NULL) {
         if (fnet_must_propagate()) {
             rc = -1;
@@ -335,6 +349,28 @@ static int
 set_waiter(TransportObject *self, PyObject *waiter)
 {
     return fnet_report(self->loop->state, "wake_waiter", "(O)", waiter);
+}
+
+/* Everything is sent: connection_lost(), in the transport's context. */
+static int
+finish_closing(TransportObject *self)
+{
+    PyObject *method = PyObject_GetAttr(
+        (PyObject *)self, self->loop->state->str__call_connection_lost);
+    PyObject *args[] = {Py_None};
+    HandleObject *handle =
+        method == NULL ? NULL
+                       : fnet_handle_new(self->loop, method, args, 1,
+                                         self->context);
+    int rc = -1;
+
+    self->conn_lost++;
+    if (handle != NULL) {
+        rc = fnet_handle_run(self->loop, handle);
+        Py_DECREF(handle);
+    }
+    Py_XDECREF(method);
+    return rc;
 }
 
 /* Output went: below the mark that was waited for, or everything. */
@@ -370,22 +406,7 @@ deliver_output(TransportObject *self)
         return -1;
     }
     if (left == 0 && self->closing) {
-        self->conn_lost++;
-        PyObject *outer = Py_NewRef((PyObject *)self);
-        int rc = fnet_enter_context(self->loop, self->context);
-        if (rc == 0 && fnet_transport_lost(self, NULL) < 0) {
-            rc = fnet_must_propagate() ? -1 : 1;
-        }
-        if (rc == 1) {
-            PyObject *exc = fnet_err_take();
-            rc = fnet_report(self->loop->state, "transport_failed", "(OOsOO)",
-                             self->loop, exc,
-                             "protocol.connection_lost() failed", outer,
-                             Py_None);
-            Py_DECREF(exc);
-        }
-        Py_DECREF(outer);
-        return rc;
+        return finish_closing(self);
     }
     if (left > 0 && (self->protocol_paused || self->closing ||
                      self->empty_waiter != NULL)) {

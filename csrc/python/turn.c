@@ -36,8 +36,6 @@
 #define IDLE_BEFORE_TRIM (200 * FNET_MSEC)
 #define TRIM_BYTES (UINT64_C(16) << 20)
 
-#define LANDING_SIZE ((Py_ssize_t)256 * 1024)
-
 /* -- what the core cannot do without Python ------------------------------------ */
 
 void
@@ -71,14 +69,15 @@ fnet_loop_offer_landings(LoopObject *self)
         if (shard->landings[i].owner != NULL) {
             continue;
         }
-        PyObject *bytes = PyBytes_FromStringAndSize(NULL, LANDING_SIZE);
+        PyObject *bytes = PyBytes_FromStringAndSize(
+            NULL, (Py_ssize_t)shard->landing_size);
         if (bytes == NULL) {
             return -1;
         }
         shard->landings[i] =
             (fnet_landing){.owner = bytes,
                            .data = PyBytes_AS_STRING(bytes),
-                           .len = (size_t)LANDING_SIZE};
+                           .len = shard->landing_size};
     }
     shard->want_landings = false;
     shard->landings_used = 0;
@@ -369,19 +368,13 @@ run(LoopObject *self, bool once)
         return NULL;
     }
     int rc;
-    PyObject *outer = self->entered;
 
     self->in_turn = true;
-    self->entered = NULL;
     self->last_pass = 0; /* the first turn looks for events */
     do {
         rc = turn(self);
     } while (rc == 0 && !once && !self->stopping);
     PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
-    if (fnet_leave_context(self) < 0) {
-        PyErr_Clear();
-    }
-    self->entered = outer;
     if (self->has_core) {
         fnet_shard_begin_turn(&self->home, true);
         fnet_shard_flush(&self->home);
