@@ -83,6 +83,19 @@ class Sockets(BaseLoop):
         await self._connected(sock, address)
 
     async def _connected(self, sock: socket.socket, address: Any) -> None:
+        # A close() meanwhile is put off, as while any sock_* call waits.
+        held = isinstance(sock, socket.socket)
+        if held:
+            sock._io_refs += 1  # type: ignore[attr-defined]
+        try:
+            await self._finish_connecting(sock, address)
+        finally:
+            if held:
+                sock._decref_socketios()  # type: ignore[attr-defined]
+
+    async def _finish_connecting(
+        self, sock: socket.socket, address: Any
+    ) -> None:
         while True:
             await self._wait_writable(sock)
             if sock.family in _INET:

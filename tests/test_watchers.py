@@ -142,14 +142,14 @@ async def test_the_second_call_replaces_the_first(loop, ends, direction):
 
 
 async def test_replaced_within_the_turn(loop, ends):
-    """The event was found already: the new callback waits its turn."""
+    """The event was found already: it is nothing to the old callback."""
     mine, peer = ends
     got = []
     loop.add_reader(mine, got.append, "old")
     loop.call_soon(loop.add_reader, mine, got.append, "new")
     peer.send(b"x")
     await turns(3)
-    assert got == ["new"]
+    assert set(got) == {"new"}
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

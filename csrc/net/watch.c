@@ -42,6 +42,9 @@ watch_event(fnet_shard *shard, fnet_source *source, uint32_t events)
         /* A level that was for a wait only, which is over. */
         (void)fnet_poller_modify(&shard->poller, source, watch->levels);
     }
+    else if (watch->waits != 0) {
+        /* The other direction's: what is waited for is still to come. */
+    }
     else if (watch->quiet < QUIET_EVENTS) {
         watch->quiet++;
     }

@@ -52,6 +52,14 @@ fnet_shard_fini(fnet_shard *shard)
 }
 
 void
+fnet_shard_reset_lock(fnet_shard *shard)
+{
+    if (fnet_lock_init(&shard->output, FNET_RANK_OUTPUT) < 0) {
+        fnet_panic("shard: no lock after fork");
+    }
+}
+
+void
 fnet_shard_prepare_sleep(fnet_shard *shard)
 {
     /* seq_cst: pairs with the load in fnet_poller_wake_any(). */

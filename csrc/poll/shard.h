@@ -103,6 +103,9 @@ FNET_MUST_CHECK int fnet_shard_init(fnet_shard *shard, fnet_depot *depot);
 /* Every source is detached, every spent segment taken. */
 void fnet_shard_fini(fnet_shard *shard);
 
+/* In a forked child: another thread of the parent may have held the lock. */
+void fnet_shard_reset_lock(fnet_shard *shard);
+
 #define FNET_NO_WAIT INT64_C(0)
 #define FNET_FOREVER INT64_MAX
 

@@ -555,6 +555,7 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->nfds = 64;
     fnet_heap_init(&self->timers);
     fnet_list_init(&self->transports);
+    fnet_list_init(&self->holds);
     self->ring = PyMem_New(HandleObject *, RING_START);
     self->fds = PyMem_Calloc(self->nfds, sizeof(PyObject *));
     if (self->ring == NULL || self->fds == NULL) {
@@ -667,6 +668,7 @@ close_core(LoopObject *self)
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
+    fnet_sock_let_all_go(self);
     fnet_prompter_free(self->prompter);
     self->prompter = NULL;
     self->has_core = false;
@@ -709,6 +711,7 @@ loop_after_fork(LoopObject *self, PyObject *unused)
 {
     if (self->has_core && !self->forked) {
         self->forked = true;
+        fnet_shard_reset_lock(&self->home);
         fnet_prompter_forget(self->prompter);
         fnet_sys_close(self->home.poller.epfd);
         self->home.poller.epfd = fnet_sys_epoll_create();

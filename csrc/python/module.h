@@ -182,6 +182,7 @@ struct LoopObject {
                        `owned`, transports from themselves) */
     size_t nfds;
     fnet_list transports; /* attached ones, each a reference */
+    fnet_list holds; /* socket operations that keep their socket open */
     int signal_pipe[2];
     WatchObject *signal_watch;
 
@@ -267,6 +268,8 @@ void fnet_watch_drop(WatchObject *watch);
 /* sock.c */
 extern PyType_Spec fnet_sockop_spec;
 extern PyMethodDef fnet_sock_methods[];
+/* The loop closes: sockets whose close() was put off are closed. */
+void fnet_sock_let_all_go(LoopObject *loop);
 
 /* transport.c, transport_io.c */
 extern PyType_Spec fnet_transport_spec;

@@ -27,7 +27,7 @@ typedef struct SockOpObject {
     Py_ssize_t done;   /* SENDALL: bytes sent */
     int fd;
     uint8_t kind, state, direction;
-    bool holds; /* the socket's close() waits for us */
+    fnet_list hold; /* in loop->holds while the socket's close() waits */
 } SockOpObject;
 
 /* -- life ------------------------------------------------------------------------ */
@@ -85,7 +85,7 @@ op_new(LoopObject *loop, PyObject *sock, int kind, int direction)
     self->kind = (uint8_t)kind;
     self->state = OP_FRESH;
     self->direction = (uint8_t)direction;
-    self->holds = false;
+    fnet_list_init(&self->hold);
     PyObject_GC_Track(self);
     return self;
 }
@@ -109,17 +109,19 @@ hold_socket(SockOpObject *self)
                                              state->str__io_refs, more);
     Py_XDECREF(refs);
     Py_XDECREF(more);
-    self->holds = rc == 0;
+    if (rc == 0) {
+        fnet_list_push(&self->loop->holds, &self->hold);
+    }
     return rc;
 }
 
 static void
 let_go(SockOpObject *self)
 {
-    if (!self->holds) {
+    if (fnet_list_empty(&self->hold)) {
         return;
     }
-    self->holds = false;
+    fnet_list_remove(&self->hold);
     PyObject *exc = fnet_err_take();
     PyObject *result = PyObject_CallMethodNoArgs(
         self->sock, self->loop->state->str__decref_socketios);
@@ -129,6 +131,14 @@ let_go(SockOpObject *self)
     Py_XDECREF(result);
     if (exc != NULL) {
         fnet_err_restore(exc);
+    }
+}
+
+void
+fnet_sock_let_all_go(LoopObject *loop)
+{
+    while (!fnet_list_empty(&loop->holds)) {
+        let_go(fnet_container_of(loop->holds.next, SockOpObject, hold));
     }
 }
 
@@ -335,7 +345,7 @@ begin_waiting(SockOpObject *self)
 {
     self->future =
         fnet_watch_wait(self->loop, self->sock, self->fd, self->direction);
-    if (self->future == NULL || (!self->holds && hold_socket(self) < 0)) {
+    if (self->future == NULL || (fnet_list_empty(&self->hold) && hold_socket(self) < 0)) {
         return -1;
     }
     unaryfunc get = Py_TYPE(self->future)->tp_as_async->am_await;

@@ -321,8 +321,15 @@ deliver_signals(LoopObject *loop)
     char bytes[256];
     ssize_t n;
 
-    while ((n = fnet_sys_read(loop->signal_pipe[0], bytes, sizeof(bytes))) >
-           0) {
+    for (;;) {
+        /* Handlers that raise run before the bytes are taken, not after. */
+        if (PyErr_CheckSignals() < 0) {
+            return -1;
+        }
+        n = fnet_sys_read(loop->signal_pipe[0], bytes, sizeof(bytes));
+        if (n <= 0) {
+            return 0;
+        }
         PyObject *result = PyObject_CallMethod(
             (PyObject *)loop, "_process_self_data", "y#", bytes, n);
         if (result == NULL) {
@@ -333,7 +340,6 @@ deliver_signals(LoopObject *loop)
         }
         Py_XDECREF(result);
     }
-    return 0;
 }
 
 int
