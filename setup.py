@@ -61,7 +61,7 @@ def compile_flags():
     elif chosen:
         flags += ["-O1", "-g", "-UNDEBUG"]
     else:
-        flags += ["-O2", "-DNDEBUG"]
+        flags += ["-O3", "-flto=auto", "-DNDEBUG"]
     if enabled("PYFASTNET_DEBUG") or chosen:
         # Debian's Python passes -D_FORTIFY_SOURCE=2, which warns without
         # optimisation and hides calls from the sanitizers.

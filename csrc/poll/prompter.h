@@ -3,9 +3,10 @@
  * Programs written on asyncio rely on bytes leaving although the handler goes
  * on computing, or blocks until the peer reacts.  Output is deferred to the
  * end of the turn for its speed, so somebody else must send it when the turn
- * takes long: a thread that looks every 0.75 ms, while output is being
- * deferred at all, and flushes what it has seen twice in the same turn.  So
- * no byte waits longer than 1.5 ms (and what the scheduler adds).
+ * takes long: a thread that looks once a millisecond, while output is being
+ * deferred at all, and flushes that of a turn which is half a millisecond old;
+ * a younger one it visits again when it is a millisecond old.  So no byte
+ * waits longer than 1.5 ms, and what the scheduler adds.
  *
  * The thread is started by the first output that is deferred, sleeps when
  * nothing was deferred for a while, never runs Python and blocks all signals.

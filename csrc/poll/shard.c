@@ -157,6 +157,7 @@ fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline)
     /* relaxed: a wake-up that comes too late costs one spare return. */
     atomic_store_explicit(&shard->poller.asleep, 0, memory_order_relaxed);
     read_ready(shard, batch);
+    shard->now = fnet_clock_ns();
     return rc;
 }
 
@@ -166,6 +167,7 @@ fnet_shard_begin_turn(fnet_shard *shard, bool eager)
     fnet_lock_acquire(&shard->output);
     shard->phase = FNET_PHASE_TURN;
     shard->turn++;
+    shard->turn_began = shard->now;
     shard->eager = eager || !shard->defer;
     fnet_lock_release(&shard->output);
 }

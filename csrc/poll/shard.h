@@ -83,6 +83,7 @@ struct fnet_shard {
     size_t landing_size;    /* what those offered next should have */
     bool want_landings;     /* a large reader found none */
     bool trim;              /* the next reset of a batch keeps no block */
+    int64_t now;            /* when the last pass was over */
     fnet_shard_stats stats;
 
     /* guarded by output */
@@ -91,6 +92,7 @@ struct fnet_shard {
     fnet_chain spent;
     enum fnet_phase phase;
     uint64_t turn;      /* counts turns */
+    int64_t turn_began; /* when the pass before it was over */
     uint64_t deferrals; /* counts turns in which output was left */
     bool eager;         /* this turn: a first write() is sent at once */
     bool late;          /* this turn takes long: every write() is */

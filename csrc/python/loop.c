@@ -153,6 +153,26 @@ take_keyword(module_state *state, const char *method, PyObject *name,
     return 0;
 }
 
+static FNET_COLD int
+take_keywords(module_state *state, const char *method, PyObject *kwnames,
+              PyObject *const *values, const char *lead_name, call_args *out)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(kwnames);
+
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (take_keyword(state, method, PyTuple_GET_ITEM(kwnames, i),
+                         values[i], lead_name, out) < 0) {
+            return -1;
+        }
+    }
+    if (n == 1 && out->context == values[0]) {
+        /* The tuple of _asyncio's Future and Task, which call with the same
+         * one each time and have not interned the name in it. */
+        Py_XSETREF(state->kw_context, Py_NewRef(kwnames));
+    }
+    return 0;
+}
+
 static int
 parse_call(LoopObject *self, const char *method, const char *lead_name,
            PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
@@ -169,18 +189,13 @@ parse_call(LoopObject *self, const char *method, const char *lead_name,
     }
     out->args = args + used;
     out->nargs = nargs - used;
-    if (kwnames != NULL) {
-        Py_ssize_t n = PyTuple_GET_SIZE(kwnames);
-        for (Py_ssize_t i = 0; i < n; i++) {
-            PyObject *name = PyTuple_GET_ITEM(kwnames, i);
-            if (FNET_LIKELY(name == self->state->str_context)) {
-                out->context = args[nargs + i];
-            }
-            else if (take_keyword(self->state, method, name, args[nargs + i],
-                                  lead_name, out) < 0) {
-                return -1;
-            }
-        }
+    if (kwnames != NULL && FNET_LIKELY(kwnames == self->state->kw_context)) {
+        out->context = args[nargs];
+    }
+    else if (kwnames != NULL && take_keywords(self->state, method, kwnames,
+                                              args + nargs, lead_name,
+                                              out) < 0) {
+        return -1;
     }
     if (out->callback == NULL || (lead_name != NULL && out->lead == NULL)) {
         PyErr_Format(PyExc_TypeError,

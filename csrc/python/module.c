@@ -17,7 +17,6 @@ static const struct {
     size_t offset;
 } names[] = {
 #define NAME(text, field) {text, offsetof(module_state, field)}
-    NAME("context", str_context),
     NAME("callback", str_callback),
     NAME("data_received", str_data_received),
     NAME("eof_received", str_eof_received),
@@ -285,6 +284,7 @@ module_free(void *module)
         Py_CLEAR(*field(state, names[i].offset));
     }
     Py_CLEAR(state->kw_loop);
+    Py_CLEAR(state->kw_context);
     Py_CLEAR(state->one);
 }
 

@@ -45,7 +45,7 @@ typedef struct module_state {
     PyObject *one;              /* 1 */
     PyObject *report;           /* pyfastnet._report: the cold error paths */
     /* names */
-    PyObject *str_context, *str_callback, *kw_loop, *str_data_received,
+    PyObject *str_callback, *kw_loop, *kw_context, *str_data_received,
         *str_eof_received, *str_connection_made, *str_connection_lost,
         *str_get_buffer, *str_buffer_updated, *str_pause_writing,
         *str_resume_writing, *str_call_exception_handler, *str_set_result,

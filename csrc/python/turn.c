@@ -143,7 +143,7 @@ pass_with_gil(LoopObject *self, int64_t deadline)
 
     do {
         rc = fnet_shard_pass(shard, &self->batch, FNET_NO_WAIT);
-        self->now = fnet_clock_ns();
+        self->now = shard->now;
     } while (rc == 0 && self->batch.count == 0 && deadline > self->now &&
              self->now - begin < GIL_LOOK);
     return rc;
@@ -152,7 +152,6 @@ pass_with_gil(LoopObject *self, int64_t deadline)
 static int
 pass_without_gil(LoopObject *self, int64_t deadline)
 {
-    int64_t back;
     int rc;
 
     /* Under the GIL: whoever adds a callback from another thread from here
@@ -163,11 +162,10 @@ pass_without_gil(LoopObject *self, int64_t deadline)
     self->passing = true;
     PyThreadState *tstate = PyEval_SaveThread();
     rc = fnet_shard_pass(&self->home, &self->batch, deadline);
-    back = fnet_clock_ns();
     PyEval_RestoreThread(tstate);
     self->passing = false;
     self->now = fnet_clock_ns();
-    if (FNET_UNLIKELY(self->now - back > GIL_SLOW)) {
+    if (FNET_UNLIKELY(self->now - self->home.now > GIL_SLOW)) {
         self->keep_gil_until = self->now + GIL_KEEP;
     }
     return rc;
