@@ -241,6 +241,7 @@ receive_into_landing(fnet_stream *stream, fnet_batch *batch, ssize_t *got)
         fnet_batch_push(batch, &stream->source, FNET_WHAT_DATA, 0);
     item->data = landing.data;
     item->len = (size_t)*got;
+    batch->bytes += (size_t)*got;
     item->landing = landing.owner;
     return true;
 }
@@ -261,6 +262,7 @@ receive_into_batch(fnet_stream *stream, fnet_batch *batch, ssize_t *got)
             fnet_batch_push(batch, &stream->source, FNET_WHAT_DATA, 0);
         item->data = place;
         item->len = (size_t)*got;
+        batch->bytes += (size_t)*got;
     }
     return true;
 }

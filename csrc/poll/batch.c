@@ -9,6 +9,7 @@ fnet_batch_init(fnet_batch *batch)
     batch->count = 0;
     batch->nblocks = 0;
     batch->used = 0;
+    batch->bytes = 0;
 }
 
 void
@@ -26,13 +27,14 @@ fnet_batch_reset(fnet_batch *batch, fnet_cache *cache, bool trim)
     }
     batch->count = 0;
     batch->used = 0;
+    batch->bytes = 0;
 }
 
 fnet_completion *
 fnet_batch_push(fnet_batch *batch, fnet_source *source, enum fnet_what what,
                 int32_t result)
 {
-    fnet_assert(!fnet_batch_full(batch));
+    fnet_assert(batch->count < FNET_BATCH_MAX);
     fnet_completion *item = &batch->items[batch->count++];
     *item = (fnet_completion){.source = source,
                               .tag = source->tag,
