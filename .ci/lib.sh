@@ -20,7 +20,7 @@ have() {
 
 # install_packages NAME...: Debian packages, or a message that names them.
 install_packages() {
-    local as_root=()
+    local as_root=() said
     if ! have apt-get; then
         die "please install, by whatever name your system has for them: $*"
     fi
@@ -31,10 +31,12 @@ install_packages() {
         as_root=(sudo)
     fi
     say "Installing with apt-get: $*"
-    { "${as_root[@]}" apt-get update -qq &&
+    if ! said=$({ "${as_root[@]}" apt-get update -qq &&
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-            apt-get install -y -qq --no-install-recommends "$@"; } \
-        </dev/null >&2 || die "apt-get could not install: $*"
+            apt-get install -y -qq --no-install-recommends "$@"; } 2>&1 </dev/null); then
+        say "$said"
+        die "apt-get could not install: $*"
+    fi
 }
 
 # need_compiler: gcc with the C library's headers, and make.

@@ -49,6 +49,7 @@ class Loop:
     """The hot half of EventLoop; the cold half is pyfastnet.loop."""
 
     _closed: bool
+    _forked: bool
     _stopping: bool
     _debug: bool
     _thread_id: int | None
@@ -98,6 +99,8 @@ class Loop:
     def _run_once(self) -> None: ...
     def _close(self) -> None:
         """Lets go of every descriptor, callback and transport of the core."""
+    def _before_fork(self) -> None:
+        """Sends what was written and stops the core's thread."""
     def _after_fork(self) -> None:
         """In a child: closes the child's copies; the loop is unusable."""
     def _write_to_self(self) -> None:
@@ -123,6 +126,8 @@ class Loop:
     def _remove_reader(self, fd: int) -> bool: ...
     def _remove_writer(self, fd: int) -> bool: ...
     def _ensure_fd_no_transport(self, fd: Any) -> None: ...
+    def _set_transport_guard(self, fd: int, enabled: bool) -> None:
+        """With False sock_* calls may use a transport's descriptor."""
     # -- sock_*: try first, then wait on a registration that is kept --------
     def sock_recv(self, sock: socket, n: int) -> Coroutine[Any, Any, bytes]: ...
     def sock_recv_into(

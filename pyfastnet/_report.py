@@ -16,6 +16,8 @@ def extract_stack() -> Any:
 def handle_repr(handle: Any) -> str:
     """What repr() of a Handle says, in asyncio's words."""
     info = [type(handle).__name__]
+    if handle._repr is not None:
+        return str(handle._repr)
     if handle.cancelled():
         info.append("cancelled")
     if hasattr(handle, "_when"):

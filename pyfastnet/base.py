@@ -1,8 +1,9 @@
-"""BaseLoop: the C core over asyncio.BaseEventLoop.
+"""BaseLoop: asyncio.BaseEventLoop under the C core.
 
 The parts of EventLoop (signals, servers, sockets, ...) are classes over it,
-each in a module of its own; pyfastnet.loop puts them together.  C comes first
-in the order of resolution and has the hot methods.  What it lacks is
+each in a module of its own; pyfastnet.loop puts them together.  There C comes
+first in the order of resolution and has the hot methods: next to the class
+itself, as each call of one walks that order up to it.  What C lacks is
 asyncio's, and so follows the Python version by itself.
 """
 
@@ -34,7 +35,15 @@ class NoSelector:
         return {}
 
 
-class BaseLoop(_core.Loop, asyncio.BaseEventLoop):  # type: ignore[misc]
+if TYPE_CHECKING:
+
+    class _Base(_core.Loop, asyncio.BaseEventLoop):  # type: ignore[misc]
+        pass
+else:
+    _Base = asyncio.BaseEventLoop
+
+
+class BaseLoop(_Base):
     # asyncio's datagram transports enter themselves here, by descriptor; the
     # core looks here too before it lets anybody watch one.
     _transports: "weakref.WeakValueDictionary[int, Any]"
@@ -50,6 +59,9 @@ class BaseLoop(_core.Loop, asyncio.BaseEventLoop):  # type: ignore[misc]
         self._transports = weakref.WeakValueDictionary()
         self._selector = NoSelector()
         asyncio.BaseEventLoop.__init__(self)
+
+    def _after_fork(self) -> None:
+        _core.Loop._after_fork(self)
 
     if TYPE_CHECKING:
         # BaseEventLoop's, which typeshed does not show.
@@ -72,13 +84,10 @@ class BaseLoop(_core.Loop, asyncio.BaseEventLoop):  # type: ignore[misc]
             loop: asyncio.AbstractEventLoop,
         ) -> list[tuple[Any, ...]]: ...
 
-        # The core's, until its stub has them.
-        def _set_transport_guard(self, fd: int, enabled: bool) -> None: ...
-        def _before_fork(self) -> None: ...
-
     if sys.version_info < (3, 13):
         # What BaseEventLoop has from 3.13 on: two hooks for loops that are
         # driven by another one, and a timeout that is kept.
+        _old_agen_hooks: Any = None
 
         def _run_forever_setup(self) -> None:
             self._check_closed()
@@ -97,7 +106,9 @@ class BaseLoop(_core.Loop, asyncio.BaseEventLoop):  # type: ignore[misc]
             self._thread_id = None
             events._set_running_loop(None)
             self._set_coroutine_origin_tracking(False)
-            sys.set_asyncgen_hooks(*self._old_agen_hooks)
+            if self._old_agen_hooks is not None:
+                sys.set_asyncgen_hooks(*self._old_agen_hooks)
+                self._old_agen_hooks = None
 
         async def shutdown_default_executor(self, timeout: float | None = None) -> None:
             """Waits for the default executor's threads, at most `timeout`

@@ -3,8 +3,9 @@
 import os
 import threading
 import weakref
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
+from . import _core
 from .processes import Subprocesses
 from .server import Servers
 from .signals import Signals
@@ -12,9 +13,17 @@ from .sockets import Sockets
 from .unix import Unix
 
 
-class EventLoop(  # type: ignore[misc]
-    Signals, Servers, Sockets, Unix, Subprocesses
-):
+if TYPE_CHECKING:
+
+    class _Parts(Signals, Servers, Sockets, Unix, Subprocesses):
+        pass
+else:
+
+    class _Parts(_core.Loop, Signals, Servers, Sockets, Unix, Subprocesses):
+        pass
+
+
+class EventLoop(_Parts):
     """An asyncio event loop whose I/O is C without the GIL.
 
     A drop-in replacement for asyncio's loop: every method of
@@ -35,7 +44,7 @@ class EventLoop(  # type: ignore[misc]
     """
 
     def __init__(self, *, shards: int | None = None) -> None:
-        super().__init__(shards=shards)
+        Signals.__init__(self, shards=shards)  # C's is called by the last
         self._pid = os.getpid()
         _loops.add(self)
 
@@ -46,11 +55,20 @@ class EventLoop(  # type: ignore[misc]
         loop runs in this thread, and in a forked child.  KeyboardInterrupt
         and SystemExit come out of it and leave the loop usable.
         """
-        self._run_forever_setup()
+        self._check_closed()
+        self._check_running()
         try:
+            # Within, as a KeyboardInterrupt may come in the middle of it.
+            self._run_forever_setup()
             self._run()
         finally:
-            self._run_forever_cleanup()
+            try:
+                self._run_forever_cleanup()
+            except BaseException:
+                # So may one here, most likely at the very beginning: a loop
+                # that is left half running can not be used again.
+                self._run_forever_cleanup()
+                raise
 
     def close(self) -> None:
         """Closes the loop: what is pending is dropped.
@@ -73,7 +91,7 @@ class EventLoop(  # type: ignore[misc]
                 self._close_pidfds()
 
     def _after_fork(self) -> None:
-        super()._after_fork()
+        Signals._after_fork(self)  # and on to C's
         # An attribute, so that the check costs the parent nothing.
         self._check_closed = (  # type: ignore[method-assign]
             self._raise_forked

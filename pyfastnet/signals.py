@@ -72,11 +72,11 @@ class WakeupFd:
     def drop(self, reason: str) -> None:
         if reason not in self._reasons:
             return
-        self._reasons.discard(reason)
-        if not self._reasons:
+        if self._reasons == {reason}:
             current = self._set(self._previous if self._is_previous() else -1)
             if current != self._fd:  # somebody has set another one since
                 self._set(current)
+        self._reasons.discard(reason)
 
     def pass_on(self, signum: int) -> None:
         """A signal that the loop has no handler for, to whom it was for."""

@@ -8,6 +8,7 @@ and sock_sendall() are the core's.
 
 import asyncio
 import errno
+import functools
 import io
 import os
 import socket
@@ -33,7 +34,54 @@ _BACKLOG_DELAY = 0.001
 _BACKLOG_DELAY_MAX = 0.05
 
 
+class _ForOurSocket:
+    """A protocol factory for a socket that nobody else knows: if it raises
+    the socket is closed."""
+
+    def __init__(self, factory: Callable[[], Any]) -> None:
+        self._factory = factory
+
+    def with_socket(self, sock: socket.socket) -> Any:
+        try:
+            return self._factory()
+        except BaseException:
+            sock.close()
+            raise
+
+
 class Sockets(BaseLoop):
+    async def create_connection(  # type: ignore[override]
+        self,
+        protocol_factory: Callable[[], Any],
+        host: Any = None,
+        port: Any = None,
+        *,
+        sock: socket.socket | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Connects to a TCP server: (transport, protocol); see asyncio.
+
+        Takes the keywords of this Python version's asyncio.  When the
+        protocol factory raises, the connection is closed at once, unless it
+        was given as `sock`.
+        """
+        if sock is None:
+            protocol_factory = _ForOurSocket(protocol_factory)  # type: ignore[assignment]
+        return await super().create_connection(
+            protocol_factory, host, port, sock=sock, **kwargs
+        )
+
+    async def _create_connection_transport(
+        self, sock: socket.socket, protocol_factory: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if isinstance(protocol_factory, _ForOurSocket):
+            protocol_factory = functools.partial(
+                protocol_factory.with_socket, sock
+            )
+        return await super()._create_connection_transport(  # type: ignore[misc]
+            sock, protocol_factory, *args, **kwargs
+        )
+
     def _check_sock(self, sock: socket.socket) -> None:
         base_events._check_ssl_socket(sock)  # type: ignore[attr-defined]
         if self._debug and sock.gettimeout() != 0:

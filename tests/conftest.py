@@ -9,8 +9,11 @@ new_event_loop() may be named there.
 
 import asyncio
 import faulthandler
+import gc
 import inspect
 import os
+import sys
+import warnings
 
 import pytest
 import support
@@ -52,7 +55,10 @@ def pytest_generate_tests(metafunc):
         )
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    spare = [item for item in items if _is_spare(item)]
+    items[:] = [item for item in items if not _is_spare(item)]
+    config.hook.pytest_deselected(items=spare)
     for item in items:
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(60))
@@ -65,15 +71,43 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(mark.kwargs["reason"]))
 
 
+def _is_spare(item):
+    """Whether to do without the test: connections of all four kinds are
+    tried on the loop under test without debug mode, two kinds elsewhere."""
+    params = getattr(item, "callspec", None) and item.callspec.params
+    if not params or params.get("link") not in ("tcp-accepted", "unix"):
+        return False
+    kind, debug = params["new_loop"]
+    return kind == "asyncio" or debug
+
+
+def pytest_collection_finish():
+    # The tests collect garbage often: not each time through all of pytest.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
     faulthandler.dump_traceback_later(
         HARD_LIMIT, exit=True, file=item.config.stash[_stderr]
     )
+    failed = item.session.testsfailed
     try:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+        if item.session.testsfailed > failed:
+            _forget_the_failure()
+
+
+def _forget_the_failure():
+    """What a failed test has left open is no fault of the next one."""
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,8 +4,10 @@ The peers are plain sockets or other processes, so that no test depends on
 the loop under test at both ends of a connection.
 """
 
+import array
 import asyncio
 import contextlib
+import functools
 import importlib
 import os
 import socket
@@ -294,11 +296,10 @@ def black_hole():
         yield lsock.getsockname()
 
 
+@functools.cache
 def pattern(size):
     """Bytes in which a piece that is lost, doubled or moved shows."""
-    return b"".join(
-        struct.pack("<I", number) for number in range((size + 3) // 4)
-    )[:size]
+    return array.array("I", range((size + 3) // 4)).tobytes()[:size]
 
 
 def fd_count():

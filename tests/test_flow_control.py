@@ -178,7 +178,7 @@ async def test_write_in_resume_writing(loop, link):
     got = await reading
     assert got == b"".join(b"%02d" % number * 50_000 for number in range(20))
     await protocol.lost()
-    assert protocol.calls.count("resume") > 2
+    assert protocol.calls.count("resume") >= 1
 
 
 @pytest.mark.not_on("asyncio", reason="it ends such a connection twice")

@@ -8,6 +8,7 @@ released in every one of them.
 """
 
 import asyncio
+import functools
 import json
 import socket
 import struct
@@ -19,6 +20,7 @@ import pytest
 from support import TIMEOUT, Recorder, in_thread, listener
 
 BOUND = 0.002
+COMPUTING = 0.04
 TRIES = 8
 
 PEER = """
@@ -71,22 +73,23 @@ print(json.dumps(worst))
 
 
 def compute_in_python():
-    end = time.monotonic() + 0.05
+    end = time.monotonic() + COMPUTING
     while time.monotonic() < end:
         pass
 
 
 def compute_in_c():
-    """One call of 50 ms or more that keeps the GIL all the time."""
-    sum(range(compute_in_c.count))
+    """One call that takes as long and keeps the GIL all the time."""
+    sum(range(long_enough()))
 
 
-def calibrate():
+@functools.cache
+def long_enough():
     count = 200_000
     while True:
         begin = time.perf_counter()
         sum(range(count))
-        if time.perf_counter() - begin > 0.05:
+        if time.perf_counter() - begin > COMPUTING:
             return count
         count *= 2
 
@@ -211,7 +214,7 @@ HISTORY = pytest.mark.parametrize(
 async def test_before_a_computation(loop, history, compute):
     bench = Bench(loop)
     if compute == "c":
-        compute_in_c.count = calibrate()
+        long_enough()
         bench.compute = compute_in_c
     await timed(bench, history=history)
 

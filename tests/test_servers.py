@@ -558,6 +558,7 @@ async def test_error_in_the_factory_is_reported_and_closes(loop, reports):
     await until(lambda: fd_count() <= before)
 
 
+@pytest.mark.not_on("debug", reason="the same path, a second long")
 def test_no_descriptors_left(new_loop):
     """EMFILE: no spin, no flood of reports, nobody dropped for good."""
     # asyncio tries as often as the backlog is long, and reports each

@@ -304,30 +304,26 @@ async def test_connection_refused(loop):
 async def test_several_addresses(loop):
     """The first refuses, the second answers."""
     with socket.socket() as nobody, listener() as lsock:
-        nobody.bind(("127.0.0.2", 0))
-        port = nobody.getsockname()[1]
-        with socket.socket() as second:
-            second.bind(("127.0.0.1", port))
-            second.listen()
-            addresses = [
+        port = lsock.getsockname()[1]
+        nobody.bind(("127.0.0.2", port))
+        found = ["127.0.0.2", "127.0.0.1"]
+
+        async def getaddrinfo(*args, **options):
+            return [
                 (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))
-                for host in ("127.0.0.2", "127.0.0.1")
+                for host in found
             ]
 
-            async def getaddrinfo(*args, **options):
-                return addresses
-
-            loop.getaddrinfo = getaddrinfo
-            for delay in (None, 0.01):
-                transport, protocol = await loop.create_connection(
-                    Recorder, "a.name", port, happy_eyeballs_delay=delay
-                )
-                assert transport.get_extra_info("peername") == (
-                    "127.0.0.1",
-                    port,
-                )
-                transport.abort()
-                await protocol.lost()
+        loop.getaddrinfo = getaddrinfo
+        for delay in (None, 0.01):
+            transport, protocol = await loop.create_connection(
+                Recorder, "a.name", port, happy_eyeballs_delay=delay
+            )
+            peername = transport.get_extra_info("peername")
+            assert peername == ("127.0.0.1", port)
+            transport.abort()
+            await protocol.lost()
+        found[1] = "127.0.0.3"
         with pytest.raises(OSError, match="Multiple exceptions"):
             await loop.create_connection(Recorder, "a.name", port)
         if sys.version_info >= (3, 12):

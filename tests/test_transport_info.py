@@ -420,10 +420,10 @@ def test_unclosed_transports_warn(loop, family):
     transport, protocol = loop.run_until_complete(connect(Recorder, sock=one))
     number = one.fileno()
     del one
-    loop.close()
     protocol.transport = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        loop.close()
         del transport, protocol
         gc.collect()
     assert any(

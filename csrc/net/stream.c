@@ -346,12 +346,13 @@ fnet_stream_want(fnet_stream *stream, bool wanted)
         return;
     }
     stream->quiet = 0;
+    /* The prompter may be asking for an edge of room at this moment. */
+    fnet_lock_acquire(&shard->output);
     if (stream->source.events != FNET_EVENTS_EDGE) {
-        fnet_lock_acquire(&shard->output);
         (void)fnet_poller_modify(&shard->poller, &stream->source,
                                  FNET_EVENTS_EDGE);
-        fnet_lock_release(&shard->output);
     }
+    fnet_lock_release(&shard->output);
     if (stream->readable) {
         fnet_shard_make_ready(shard, &stream->source);
     }
@@ -474,7 +475,7 @@ settle_locked(fnet_stream *stream, size_t pieces)
     if (has_report(stream)) {
         fnet_shard_make_ready(shard, &stream->source);
     }
-    else if (!fnet_chain_empty(&stream->out) && stream->writable) {
+    if (!fnet_chain_empty(&stream->out) && stream->writable) {
         fnet_shard_defer_locked(shard, &stream->source);
     }
 }
@@ -482,8 +483,10 @@ settle_locked(fnet_stream *stream, size_t pieces)
 static int
 write_locked(fnet_stream *stream, fnet_piece *pieces, size_t n)
 {
+    int rc = 0;
+
     stream->shard->stats.writes++;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && rc == 0; i++) {
         fnet_piece *piece = &pieces[i];
         ssize_t sent = 0;
         if (piece->len == 0) {
@@ -496,14 +499,11 @@ write_locked(fnet_stream *stream, fnet_piece *pieces, size_t n)
             }
         }
         if ((size_t)sent < piece->len) {
-            int rc = queue_piece_locked(stream, piece, (size_t)sent);
-            if (rc < 0) {
-                return rc;
-            }
+            rc = queue_piece_locked(stream, piece, (size_t)sent);
         }
     }
-    settle_locked(stream, n);
-    return 0;
+    settle_locked(stream, n); /* what was queued before memory ran out, too */
+    return rc;
 }
 
 ssize_t

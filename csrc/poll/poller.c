@@ -99,6 +99,9 @@ fnet_poller_attach(fnet_poller *poller, fnet_source *source, int fd,
     int rc;
 
     fnet_assert(!fnet_source_attached(source));
+    if (poller->epfd < 0) {
+        return -EBADF; /* after fini, or a fork that found no descriptor */
+    }
     if (index != 0) {
         poller->free = poller->slots[index].next_free;
     }

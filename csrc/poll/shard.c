@@ -200,9 +200,10 @@ fnet_shard_defer_locked(fnet_shard *shard, fnet_source *source)
 {
     if (fnet_list_empty(&shard->dirty)) {
         shard->deferrals++;
-        if (!shard->prompter_up && shard->wake_prompter != NULL) {
-            shard->wake_prompter(shard->prompter);
-        }
+    }
+    /* Not only by the first of a turn: a fork may have stopped it since. */
+    if (!shard->prompter_up && shard->wake_prompter != NULL) {
+        shard->wake_prompter(shard->prompter);
     }
     if (fnet_list_empty(&source->dirty)) {
         fnet_list_push(&shard->dirty, &source->dirty);

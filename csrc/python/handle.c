@@ -62,8 +62,10 @@ init_handle(HandleObject *self, LoopObject *loop, PyObject *callback,
     self->loop = (LoopObject *)Py_NewRef((PyObject *)loop);
     self->callback = Py_NewRef(callback);
     self->source_traceback = NULL;
+    self->old_repr = NULL;
     self->weakrefs = NULL;
     self->cancelled = false;
+    self->again = false;
     self->context = context == NULL || context == Py_None
                         ? PyContext_CopyCurrent()
                         : Py_NewRef(context);
@@ -79,7 +81,14 @@ init_handle(HandleObject *self, LoopObject *loop, PyObject *callback,
         }
         self->source_traceback = stack;
     }
-    PyObject_GC_Track(self);
+    if (self->is_timer) {
+        /* Programs keep timers, in objects that the callback refers to.  A
+         * plain handle is seldom kept, and holds nothing once it ran: the
+         * collector sees through those that the loop alone holds
+         * (loop_traverse), which spares it a hundred thousand objects when
+         * that many callbacks wait (micro.py, threadsafe: twice the rate). */
+        PyObject_GC_Track(self);
+    }
     return rc;
 }
 
@@ -158,22 +167,16 @@ handle_clear(HandleObject *self)
     clear_call(self);
     Py_CLEAR(self->context);
     Py_CLEAR(self->source_traceback);
+    Py_CLEAR(self->old_repr);
     return 0;
 }
 
+/* The memory of one whose fields are empty: to the free list, if it fits. */
 static void
-handle_dealloc(HandleObject *self)
+free_object(HandleObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
 
-    PyObject_GC_UnTrack(self);
-    if (self->weakrefs != NULL) {
-        PyObject_ClearWeakRefs((PyObject *)self);
-    }
-    handle_clear(self);
-    if (self->is_timer) {
-        fnet_assert(!fnet_heap_contains(&((TimerObject *)self)->node));
-    }
 #if FNET_FREELISTS
     module_state *state = self->loop->state;
     Py_DECREF(self->loop);
@@ -190,6 +193,23 @@ handle_dealloc(HandleObject *self)
 #endif
     PyObject_GC_Del(self);
     Py_DECREF(type);
+}
+
+static void
+handle_dealloc(HandleObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    /* A handle may be the argument of the next one, and so on: without the
+     * trashcan a long chain of them overflows the stack. */
+    Py_TRASHCAN_BEGIN(self, handle_dealloc)
+    if (self->weakrefs != NULL) {
+        PyObject_ClearWeakRefs((PyObject *)self);
+    }
+    handle_clear(self);
+    fnet_assert(!self->is_timer ||
+                !fnet_heap_contains(&((TimerObject *)self)->node));
+    free_object(self);
+    Py_TRASHCAN_END
 }
 
 void
@@ -296,7 +316,32 @@ fnet_handle_run(LoopObject *loop, HandleObject *self)
     return 0;
 }
 
+int
+fnet_handle_traverse(HandleObject *self, visitproc visit, void *arg)
+{
+    if (self->is_timer || Py_REFCNT(self) > 1) {
+        Py_VISIT(self);
+        return 0;
+    }
+    return handle_traverse(self, visit, arg);
+}
+
+void
+fnet_handle_drop(HandleObject *self)
+{
+    if (!self->again) {
+        clear_call(self);
+    }
+    Py_DECREF(self);
+}
+
 /* -- Python's face ------------------------------------------------------------ */
+
+static PyObject *
+or_none(PyObject *object)
+{
+    return Py_NewRef(object != NULL ? object : Py_None);
+}
 
 int
 fnet_handle_cancel(HandleObject *self)
@@ -305,6 +350,14 @@ fnet_handle_cancel(HandleObject *self)
         return 0;
     }
     self->cancelled = true;
+    if (FNET_UNLIKELY(self->loop->debug)) {
+        /* A description is kept, the objects are not. */
+        PyObject *text = PyObject_Repr((PyObject *)self);
+        if (text == NULL) {
+            return -1;
+        }
+        Py_XSETREF(self->old_repr, text);
+    }
     if (self->is_timer) {
         TimerObject *timer = (TimerObject *)self;
         if (fnet_heap_contains(&timer->node)) {
@@ -334,7 +387,7 @@ handle_cancelled(HandleObject *self, PyObject *unused)
 static PyObject *
 handle_get_context(HandleObject *self, PyObject *unused)
 {
-    return Py_NewRef(self->context);
+    return or_none(self->context);
 }
 
 static PyObject *
@@ -362,15 +415,9 @@ handle_get_class(HandleObject *self, void *unused)
 }
 
 static PyObject *
-or_none(PyObject *object)
-{
-    return Py_NewRef(object != NULL ? object : Py_None);
-}
-
-static PyObject *
 handle_get_args(HandleObject *self, void *unused)
 {
-    if (self->cancelled) {
+    if (self->callback == NULL) {
         Py_RETURN_NONE;
     }
     if (self->args != NULL) {
@@ -395,6 +442,8 @@ handle_get_field(HandleObject *self, void *which)
         return or_none(self->context);
     case 't':
         return or_none(self->source_traceback);
+    case 'r':
+        return or_none(self->old_repr);
     default:
         return PyBool_FromLong(self->cancelled);
     }
@@ -407,6 +456,7 @@ static PyGetSetDef handle_getset[] = {
     {"_loop", (getter)handle_get_field, NULL, NULL, "l"},
     {"_context", (getter)handle_get_field, NULL, NULL, "x"},
     {"_source_traceback", (getter)handle_get_field, NULL, NULL, "t"},
+    {"_repr", (getter)handle_get_field, NULL, NULL, "r"},
     {"_cancelled", (getter)handle_get_field, NULL, NULL, "d"},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -479,7 +529,22 @@ timer_hash(TimerObject *self)
     return hash;
 }
 
-/* As asyncio's: by time; equal when the callbacks are equal, too. */
+/* Compares what both return for the same question; their own references may
+ * go while __eq__() runs. */
+static int
+same_answer(TimerObject *self, TimerObject *that,
+            PyObject *(*ask)(HandleObject *, void *), void *which)
+{
+    PyObject *one = ask(&self->handle, which);
+    PyObject *other = one == NULL ? NULL : ask(&that->handle, which);
+    int same = other == NULL ? -1
+                             : PyObject_RichCompareBool(one, other, Py_EQ);
+    Py_XDECREF(one);
+    Py_XDECREF(other);
+    return same;
+}
+
+/* As asyncio's: by time; equal when callback and arguments are equal, too. */
 static PyObject *
 timer_richcompare(TimerObject *self, PyObject *other, int op)
 {
@@ -491,10 +556,12 @@ timer_richcompare(TimerObject *self, PyObject *other, int op)
         Py_RETURN_RICHCOMPARE(self->when, that->when, op);
     }
     int same = self == that;
-    if (!same && self->when == that->when && self->handle.callback != NULL &&
-        that->handle.callback != NULL) {
-        same = PyObject_RichCompareBool(self->handle.callback,
-                                        that->handle.callback, Py_EQ);
+    if (!same && self->when == that->when &&
+        self->handle.cancelled == that->handle.cancelled) {
+        same = same_answer(self, that, handle_get_field, "c");
+        if (same > 0) {
+            same = same_answer(self, that, handle_get_args, NULL);
+        }
         if (same < 0) {
             return NULL;
         }

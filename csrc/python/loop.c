@@ -8,6 +8,7 @@
 #include "base/mem.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 
 /* 64 MiB of free blocks over all classes, unless PYFASTNET_CACHE_LIMIT says
@@ -84,6 +85,9 @@ fnet_loop_check(LoopObject *self)
 int
 fnet_loop_check_thread(LoopObject *self)
 {
+    if (FNET_UNLIKELY(self->forked)) {
+        return refuse(self);
+    }
     if (FNET_UNLIKELY(self->passing)) {
         PyErr_SetString(PyExc_RuntimeError,
                         "Non-thread-safe operation invoked on an event loop "
@@ -411,6 +415,7 @@ loop_add_callback(LoopObject *self, PyObject *handle)
         Py_XDECREF(run);
         Py_RETURN_NONE;
     }
+    ((HandleObject *)handle)->again = true;
     if (!((HandleObject *)handle)->cancelled &&
         fnet_loop_push(self, (HandleObject *)Py_NewRef(handle)) < 0) {
         return NULL;
@@ -451,7 +456,13 @@ loop_signal_fd(LoopObject *self, PyObject *unused)
 PyObject **
 fnet_loop_fd_slot(LoopObject *self, int fd)
 {
-    if ((size_t)fd >= self->nfds) {
+    if (fd < 0 || (size_t)fd >= self->nfds) {
+        /* The table is as long as the largest number that is open, not as
+         * whatever number somebody names. */
+        if (fcntl(fd, F_GETFD) < 0) {
+            fnet_raise(-errno);
+            return NULL;
+        }
         size_t n = self->nfds;
         while (n <= (size_t)fd) {
             n *= 2;
@@ -618,12 +629,13 @@ drop_callbacks(LoopObject *self)
             self->ring[self->ring_head++ & self->ring_mask];
         self->ring_head &= self->ring_mask;
         self->ring_count--;
-        Py_DECREF(handle);
+        fnet_handle_drop(handle);
     }
     fnet_heap_node *node;
     while ((node = fnet_heap_min(&self->timers)) != NULL) {
         fnet_heap_remove(&self->timers, node);
-        Py_DECREF(fnet_container_of(node, TimerObject, node));
+        TimerObject *timer = fnet_container_of(node, TimerObject, node);
+        fnet_handle_drop(&timer->handle);
     }
 }
 
@@ -677,9 +689,10 @@ drop_batch(LoopObject *self)
 static void
 close_core(LoopObject *self)
 {
-    if (!self->has_core) {
+    if (!self->has_core || self->core_closing) {
         return;
     }
+    self->core_closing = true; /* what is dropped may call back */
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
@@ -747,7 +760,12 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     Py_VISIT(self->thread_id);
     Py_VISIT(self->current_handle);
     for (size_t i = 0; i < self->ring_count; i++) {
-        Py_VISIT(self->ring[(self->ring_head + i) & self->ring_mask]);
+        HandleObject *handle =
+            self->ring[(self->ring_head + i) & self->ring_mask];
+        int rc = fnet_handle_traverse(handle, visit, arg);
+        if (rc != 0) {
+            return rc;
+        }
     }
     for (size_t i = 0; i < self->timers.count; i++) {
         Py_VISIT(fnet_container_of(nodes[i], TimerObject, node));

@@ -80,12 +80,14 @@ typedef struct HandleObject {
     PyObject *context;
     PyObject *args; /* a tuple, where they are too many to stand inline */
     PyObject *source_traceback;
+    PyObject *old_repr; /* debug mode: what repr() said before cancel() */
     PyObject *weakrefs;
     /* argv[0] is scratch for the callee (vectorcall's offset) */
     PyObject *argv[1 + HANDLE_INLINE_ARGS];
     uint8_t nargs; /* inline ones */
     bool cancelled;
     bool is_timer;
+    bool again; /* runs more than once: a signal's */
 } HandleObject;
 
 typedef struct TimerObject {
@@ -107,6 +109,7 @@ typedef struct WatchObject {
     LoopObject *loop; /* borrowed: the loop owns the table of watches */
     int fd;
     HandleObject *reader, *writer;
+    uint64_t since[2];    /* the passes there had been when they were set */
     PyObject *waiters[2]; /* lists of futures: to receive, to send */
     PyObject *sockref;    /* a weak reference to the socket waited for */
 } WatchObject;
@@ -151,6 +154,7 @@ typedef struct TransportObject {
     bool lost;     /* connection_lost() was called */
     bool unguarded; /* sock_* may use the descriptor (sendfile) */
     bool exposed;  /* the program may have duplicated the descriptor */
+    bool orphan;   /* its loop was closed: the descriptor is still open */
 } TransportObject;
 
 struct LoopObject {
@@ -167,6 +171,7 @@ struct LoopObject {
     double slow_callback_duration;
     bool closed, stopping, debug, forked;
     bool has_core;
+    bool core_closing;
     bool in_turn;
     bool passing; /* the loop's thread is in a pass, without the GIL */
 
@@ -190,7 +195,7 @@ struct LoopObject {
     int64_t keep_gil_until; /* passes before that do not give it up */
 
     /* giving memory back: see turn.c */
-    uint64_t trim_mark; /* bytes read when memory was given back last */
+    uint64_t trim_mark; /* bytes moved when memory was given back last */
     int64_t trim_time;
 };
 
@@ -216,6 +221,11 @@ TimerObject *fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
 /* Runs the callback in its context: 0; -1: an exception that must leave
  * run_forever() is set; others were reported. */
 int fnet_handle_run(LoopObject *loop, HandleObject *handle);
+/* For the collector: what a handle of the loop's holds. */
+int fnet_handle_traverse(HandleObject *handle, visitproc visit, void *arg);
+/* Lets go of one that will not run (again): what it holds is dropped now, as
+ * the program may keep the handle. */
+void fnet_handle_drop(HandleObject *handle);
 /* handle.cancel() */
 int fnet_handle_cancel(HandleObject *handle);
 extern PyType_Spec fnet_handle_spec, fnet_timer_spec;
@@ -231,9 +241,11 @@ int fnet_loop_call_soon(LoopObject *loop, PyObject *callback,
                         PyObject *context);
 int fnet_loop_check(LoopObject *loop); /* closed or forked: -1 */
 /* Whoever holds the GIL while the loop's thread is in a pass is another
- * thread, and must not touch what the pass works on: RuntimeError, -1. */
+ * thread, and must not touch what the pass works on; nor must a forked
+ * child touch its parent's connections: RuntimeError, -1. */
 int fnet_loop_check_thread(LoopObject *loop);
-/* Makes the slot for fd; NULL with an exception. */
+/* Makes the slot for fd; NULL with an exception: fd is not open, or memory is
+ * short.  The slot stays where it is until Python runs. */
 PyObject **fnet_loop_fd_slot(LoopObject *loop, int fd);
 PyObject *fnet_loop_fd_object(LoopObject *loop, int fd); /* borrowed, NULL */
 int fnet_loop_check_debug_call(LoopObject *loop, PyObject *callback,
@@ -283,7 +295,7 @@ int fnet_transport_deliver(TransportObject *transport,
 /* connection_made(), and reading begins. */
 int fnet_transport_start(TransportObject *transport);
 int fnet_transport_force_close(TransportObject *transport, PyObject *exc);
-/* Closes what the loop leaves behind. */
+/* The loop is closed and lets go of the transport. */
 void fnet_transport_abandon(TransportObject *transport);
 int fnet_transport_set_protocol(TransportObject *transport,
                                 PyObject *protocol);
@@ -312,7 +324,6 @@ int fnet_transport_learn_names(TransportObject *transport);
 void fnet_transport_keep_names(TransportObject *transport);
 PyObject *fnet_transport_deliver_held(TransportObject *transport,
                                       PyObject *unused);
-void fnet_transport_close_fd(TransportObject *transport);
 
 /* server.c */
 extern PyType_Spec fnet_listener_spec, fnet_connset_spec;
@@ -325,7 +336,8 @@ void fnet_listener_drop(ListenerObject *listener);
 /* sockview.c */
 extern PyType_Spec fnet_sockview_spec;
 PyObject *fnet_sockview_new(TransportObject *transport);
-void fnet_sockview_detach(PyObject *view);
+/* The transport closes.  False: the program has closed the descriptor. */
+bool fnet_sockview_detach(PyObject *view);
 /* The socket.socket behind the view. */
 PyObject *fnet_sockview_real(PyObject *view);
 /* An address as the socket module shows it; NULL with an exception. */

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <sys/un.h>
 
 /* -- ConnectionSet ------------------------------------------------------------------ */
 
@@ -268,6 +269,26 @@ note_address(ListenerObject *self, int fd)
     return 0;
 }
 
+/* What uses the number from before it became this socket's. */
+static int
+free_number(LoopObject *loop, int fd)
+{
+    PyObject *object;
+
+    while ((object = fnet_loop_fd_object(loop, fd)) != NULL &&
+           !Py_IS_TYPE(object, loop->state->transport_type)) {
+        loop->fds[fd] = NULL;
+        if (Py_IS_TYPE(object, loop->state->watch_type)) {
+            fnet_watch_drop((WatchObject *)object);
+        }
+        else {
+            fnet_listener_drop((ListenerObject *)object);
+        }
+        Py_DECREF(object);
+    }
+    return fnet_loop_check(loop);
+}
+
 static PyObject *
 loop_listen(LoopObject *loop, PyObject *args)
 {
@@ -284,15 +305,10 @@ loop_listen(LoopObject *loop, PyObject *args)
     if (slot == NULL) {
         return NULL;
     }
-    if (*slot != NULL && Py_IS_TYPE(*slot, loop->state->listener_type)) {
+    if (*slot != NULL && Py_IS_TYPE(*slot, loop->state->listener_type) &&
+        ((ListenerObject *)*slot)->sock == sock) {
         fnet_listener_resume(&((ListenerObject *)*slot)->listener);
         Py_RETURN_NONE;
-    }
-    if (*slot != NULL && Py_IS_TYPE(*slot, loop->state->watch_type)) {
-        WatchObject *watch = (WatchObject *)*slot;
-        *slot = NULL;
-        fnet_watch_drop(watch);
-        Py_DECREF(watch);
     }
     ListenerObject *self =
         PyObject_GC_New(ListenerObject, loop->state->listener_type);
@@ -309,7 +325,9 @@ loop_listen(LoopObject *loop, PyObject *args)
     self->backlog = backlog;
     self->context = PyContext_CopyCurrent();
     PyObject_GC_Track(self);
-    if (self->context == NULL || note_address(self, fd) < 0) {
+    /* note_address() runs Python, and what is dropped may. */
+    if (self->context == NULL || note_address(self, fd) < 0 ||
+        free_number(loop, fd) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -320,7 +338,7 @@ loop_listen(LoopObject *loop, PyObject *args)
         Py_DECREF(self);
         return fnet_raise(rc);
     }
-    *slot = (PyObject *)self;
+    loop->fds[fd] = (PyObject *)self;
     Py_RETURN_NONE;
 }
 
@@ -387,29 +405,41 @@ accept_failed(LoopObject *loop)
     return rc;
 }
 
+/* The peer's name as socket.accept() has it. */
+static PyObject *
+peer_name(ListenerObject *self, const fnet_completion *item)
+{
+    const struct sockaddr_un *un = item->data;
+    size_t start = offsetof(struct sockaddr_un, sun_path);
+    fnet_addr peer;
+
+    if (self->family != AF_UNIX) {
+        fnet_addr_set(&peer, item->data, item->len);
+        return fnet_addr_object(&peer);
+    }
+    if (un == NULL || item->len <= start) {
+        return PyUnicode_FromString("");
+    }
+    if (un->sun_path[0] == '\0') { /* abstract: no text */
+        return PyBytes_FromStringAndSize(un->sun_path,
+                                         (Py_ssize_t)(item->len - start));
+    }
+    size_t len = strnlen(un->sun_path, item->len - start);
+    return PyUnicode_DecodeFSDefaultAndSize(un->sun_path, (Py_ssize_t)len);
+}
+
 /* Another layer makes the connection: TLS. */
 static int
-hand_over(ListenerObject *self, int fd, const fnet_addr *peer)
+hand_over(ListenerObject *self, const fnet_completion *item)
 {
-    char host[INET6_ADDRSTRLEN];
-    uint16_t port;
-    PyObject *name;
-
-    if (!fnet_addr_host(peer, host, &port)) {
-        name = PyUnicode_FromString("");
+    PyObject *name = peer_name(self, item);
+    if (name == NULL) {
+        fnet_sys_close(item->result);
+        return accept_failed(self->loop);
     }
-    else if (peer->u.any.sa_family == AF_INET) {
-        name = Py_BuildValue("(sH)", host, port);
-    }
-    else {
-        name = Py_BuildValue("(sHII)", host, port,
-                             ntohl(peer->u.in6.sin6_flowinfo),
-                             peer->u.in6.sin6_scope_id);
-    }
-    PyObject *result =
-        name == NULL ? NULL
-                     : PyObject_CallFunction(self->on_accept, "iO", fd, name);
-    Py_XDECREF(name);
+    PyObject *result = PyObject_CallFunction(self->on_accept, "iO",
+                                             (int)item->result, name);
+    Py_DECREF(name);
     if (result == NULL) {
         return accept_failed(self->loop);
     }
@@ -438,20 +468,27 @@ make_transport(ListenerObject *self, int fd, PyObject *context)
 }
 
 static int
-make_connection(ListenerObject *self, int fd, const fnet_addr *peer)
+make_connection(ListenerObject *self, const fnet_completion *item)
 {
     /* A copy for each: what one connection sets, no other one sees. */
     PyObject *context = PyContext_Copy(self->context);
     TransportObject *transport =
-        context == NULL ? NULL : make_transport(self, fd, context);
+        context == NULL ? NULL
+                        : make_transport(self, item->result, context);
     int rc;
 
     Py_XDECREF(context);
     if (transport == NULL) {
-        fnet_sys_close(fd);
+        fnet_sys_close(item->result);
         return accept_failed(self->loop);
     }
-    transport->peer = *peer;
+    fnet_addr_set(&transport->peer, item->data, item->len);
+    if (self->family == AF_UNIX) {
+        transport->peername = peer_name(self, item);
+        if (transport->peername == NULL) {
+            PyErr_Clear(); /* asked for again when somebody wants it */
+        }
+    }
     transport->sockname = Py_XNewRef(self->sockname);
     rc = fnet_transport_start(transport);
     Py_DECREF(transport);
@@ -461,14 +498,11 @@ make_connection(ListenerObject *self, int fd, const fnet_addr *peer)
 int
 fnet_listener_deliver(ListenerObject *self, fnet_completion *item)
 {
-    fnet_addr peer;
-
     if (item->what == FNET_WHAT_ERROR) {
         return report_accept_error(self, item->result);
     }
-    fnet_addr_set(&peer, item->data, item->len);
     if (self->on_accept != NULL) {
-        return hand_over(self, item->result, &peer);
+        return hand_over(self, item);
     }
-    return make_connection(self, item->result, &peer);
+    return make_connection(self, item);
 }

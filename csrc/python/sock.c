@@ -27,6 +27,7 @@ typedef struct SockOpObject {
     Py_ssize_t done;   /* SENDALL: bytes sent */
     int fd;
     uint8_t kind, state, direction;
+    bool running; /* in send(): Python that it calls must keep off */
     fnet_list hold; /* in loop->holds while the socket's close() waits */
 } SockOpObject;
 
@@ -85,6 +86,7 @@ op_new(LoopObject *loop, PyObject *sock, int kind, int direction)
     self->kind = (uint8_t)kind;
     self->state = OP_FRESH;
     self->direction = (uint8_t)direction;
+    self->running = false;
     fnet_list_init(&self->hold);
     PyObject_GC_Track(self);
     return self;
@@ -243,7 +245,9 @@ try_recv(SockOpObject *self, int *error)
     }
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, self->size);
     if (bytes == NULL) {
-        return NULL;
+        /* The size is beyond all memory: what was taken is not lost. */
+        PyErr_Clear();
+        return PyBytes_FromStringAndSize(small, n);
     }
     memcpy(PyBytes_AS_STRING(bytes), small, sizeof(small));
     ssize_t more =
@@ -335,9 +339,17 @@ take_fd(SockOpObject *self)
     if (number == NULL) {
         return -1;
     }
-    self->fd = (int)PyLong_AsLong(number);
+    long fd = PyLong_AsLong(number);
     Py_DECREF(number);
-    return self->fd == -1 && PyErr_Occurred() ? -1 : 0;
+    if (fd == -1 && PyErr_Occurred()) {
+        return -1;
+    }
+    if (fd < 0 || fd > INT_MAX) {
+        fnet_raise(-EBADF);
+        return -1;
+    }
+    self->fd = (int)fd;
+    return 0;
 }
 
 static int
@@ -383,14 +395,8 @@ advance(SockOpObject *self, PyObject **result)
 }
 
 static PySendResult
-op_send(SockOpObject *self, PyObject *arg, PyObject **result)
+step(SockOpObject *self, PyObject *arg, PyObject **result)
 {
-    *result = NULL;
-    if (self->state == OP_DONE) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "cannot reuse already awaited coroutine");
-        return PYGEN_ERROR;
-    }
     if (self->state == OP_FRESH) {
         if (fnet_loop_check(self->loop) < 0 ||
             check_socket(self->loop, self->sock) < 0 || take_fd(self) < 0) {
@@ -410,6 +416,45 @@ op_send(SockOpObject *self, PyObject *arg, PyObject **result)
     Py_CLEAR(*result);
     stop_waiting(self);
     return advance(self, result);
+}
+
+/* As of a generator: sockets may be of a class that is Python, and other
+ * threads run while much is received. */
+static int
+check_idle(SockOpObject *self)
+{
+    if (FNET_UNLIKELY(self->running)) {
+        PyErr_SetString(PyExc_ValueError, "coroutine already executing");
+        return -1;
+    }
+    return 0;
+}
+
+static int
+check_alive(SockOpObject *self)
+{
+    if (check_idle(self) < 0) {
+        return -1;
+    }
+    if (self->state == OP_DONE) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "cannot reuse already awaited coroutine");
+        return -1;
+    }
+    return 0;
+}
+
+static PySendResult
+op_send(SockOpObject *self, PyObject *arg, PyObject **result)
+{
+    *result = NULL;
+    if (check_alive(self) < 0) {
+        return PYGEN_ERROR;
+    }
+    self->running = true;
+    PySendResult sent = step(self, arg, result);
+    self->running = false;
+    return sent;
 }
 
 static PyObject *
@@ -485,9 +530,7 @@ op_throw(SockOpObject *self, PyObject *const *args, Py_ssize_t nargs)
                         "throw() takes one to three arguments");
         return NULL;
     }
-    if (self->state == OP_DONE) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "cannot reuse already awaited coroutine");
+    if (check_alive(self) < 0) {
         return NULL;
     }
     /* Whatever is thrown ends the operation: nothing here catches. */
@@ -499,6 +542,9 @@ op_throw(SockOpObject *self, PyObject *const *args, Py_ssize_t nargs)
 static PyObject *
 op_close(SockOpObject *self, PyObject *unused)
 {
+    if (check_idle(self) < 0) {
+        return NULL;
+    }
     op_clear(self);
     Py_RETURN_NONE;
 }
@@ -596,6 +642,13 @@ with_buffer(LoopObject *loop, PyObject *given[2], int kind, int direction,
     if (self != NULL &&
         PyObject_GetBuffer(given[1], &self->view, flags) < 0) {
         Py_CLEAR(self);
+        if (kind == OP_RECV_INTO &&
+            PyErr_ExceptionMatches(PyExc_BufferError)) {
+            PyErr_Format(PyExc_TypeError,
+                         "a read-write bytes-like object is required, not "
+                         "'%.200s'",
+                         Py_TYPE(given[1])->tp_name);
+        }
     }
     return (PyObject *)self;
 }

@@ -246,10 +246,11 @@ fnet_sockview_real(PyObject *object)
     return Py_NewRef(real);
 }
 
-void
+bool
 fnet_sockview_detach(PyObject *object)
 {
     SockViewObject *self = (SockViewObject *)object;
+    bool ours = true;
 
     self->transport = NULL;
     if (self->real != NULL) {
@@ -257,8 +258,12 @@ fnet_sockview_detach(PyObject *object)
         if (result == NULL) {
             PyErr_WriteUnraisable(object);
         }
+        else {
+            ours = PyLong_AsLong(result) >= 0;
+        }
         Py_XDECREF(result);
     }
+    return ours;
 }
 
 static PyObject *

@@ -100,19 +100,38 @@ leave_server(TransportObject *self)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* The number can be a transport's.  After what runs Python: that may have
+ * closed the loop, and it may move the table. */
+static int
+check_number(LoopObject *loop, int fd)
+{
+    PyObject **slot =
+        fnet_loop_check(loop) < 0 ? NULL : fnet_loop_fd_slot(loop, fd);
+
+    if (slot == NULL) {
+        return -1;
+    }
+    if (*slot != NULL && Py_IS_TYPE(*slot, loop->state->listener_type)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "File descriptor %d is used by a server", fd);
+        return -1;
+    }
+    return 0;
+}
+
 TransportObject *
 fnet_transport_new(LoopObject *loop, int fd, PyObject *sock,
                    PyObject *protocol, PyObject *context, int family,
                    PyObject *server)
 {
-    PyObject **slot = fnet_loop_fd_slot(loop, fd);
-    TransportObject *self = slot == NULL ? NULL : allocate(loop);
+    TransportObject *self = allocate(loop);
 
     if (self == NULL) {
         return NULL;
     }
     self->context = Py_NewRef(context);
-    if (fnet_transport_set_protocol(self, protocol) < 0) {
+    if (fnet_transport_set_protocol(self, protocol) < 0 ||
+        check_number(loop, fd) < 0) {
         goto fail;
     }
     int rc = fnet_stream_attach(&self->stream, &loop->home, fd, self,
@@ -126,10 +145,11 @@ fnet_transport_new(LoopObject *loop, int fd, PyObject *sock,
         fnet_stream_detach(&self->stream, false);
         goto fail;
     }
-    if (*slot != NULL && Py_IS_TYPE(*slot, loop->state->watch_type)) {
+    PyObject *before = loop->fds[fd];
+    if (before != NULL && Py_IS_TYPE(before, loop->state->watch_type)) {
         /* What sock_connect() and the like have kept of the socket. */
-        WatchObject *watch = (WatchObject *)*slot;
-        *slot = NULL;
+        WatchObject *watch = (WatchObject *)before;
+        loop->fds[fd] = NULL;
         fnet_poller_detach(&loop->home.poller, &watch->watch.source, true);
         fnet_watch_drop(watch);
         Py_DECREF(watch);
@@ -139,7 +159,7 @@ fnet_transport_new(LoopObject *loop, int fd, PyObject *sock,
     self->fd = fd;
     self->family = family;
     self->attached = true;
-    *slot = (PyObject *)self;
+    loop->fds[fd] = (PyObject *)self;
     fnet_list_push(&loop->transports, &self->link);
     Py_INCREF(self); /* the loop's */
     return self;
@@ -149,37 +169,36 @@ fail:
     return NULL;
 }
 
-/* The descriptor is let go of, once. */
-void
-fnet_transport_close_fd(TransportObject *self)
+/* The core forgets the descriptor, which is closed next, or left open. */
+static void
+detach_stream(TransportObject *self, bool closing)
 {
     LoopObject *loop = self->loop;
 
-    if (!self->attached) {
-        return;
-    }
     fnet_transport_keep_names(self);
     self->attached = false;
     fnet_list_remove(&self->link);
-    fnet_stream_detach(&self->stream, !self->exposed);
+    fnet_stream_detach(&self->stream, closing && !self->exposed);
     if ((size_t)self->fd < loop->nfds &&
         loop->fds[self->fd] == (PyObject *)self) {
         loop->fds[self->fd] = NULL;
     }
+}
+
+static void
+close_descriptor(TransportObject *self)
+{
     PyObject *exc = PyErr_Occurred() ? fnet_err_take() : NULL;
     if (self->sock != NULL) {
-        PyObject *result =
-            PyObject_CallMethodNoArgs(self->sock, loop->state->str_close);
+        PyObject *result = PyObject_CallMethodNoArgs(
+            self->sock, self->loop->state->str_close);
         if (result == NULL) {
             PyErr_WriteUnraisable(self->sock);
         }
         Py_XDECREF(result);
         Py_CLEAR(self->sock);
     }
-    else {
-        if (self->view != NULL) {
-            fnet_sockview_detach(self->view);
-        }
+    else if (self->view == NULL || fnet_sockview_detach(self->view)) {
         fnet_sys_close(self->fd);
     }
     if (exc != NULL) {
@@ -187,28 +206,48 @@ fnet_transport_close_fd(TransportObject *self)
     }
 }
 
+/* The descriptor is let go of, once. */
+static void
+close_fd(TransportObject *self)
+{
+    if (self->attached) {
+        detach_stream(self, true);
+        close_descriptor(self);
+    }
+}
+
 void
 fnet_transport_abandon(TransportObject *self)
 {
-    bool attached = self->attached;
+    if (self->attached) {
+        detach_stream(self, false);
+        self->orphan = true;
+        Py_DECREF(self); /* the loop's */
+    }
+}
 
-    if (!attached) {
+/* Nobody closed it before its loop was closed: as asyncio's, it warns when it
+ * goes, and closes then. */
+static void
+transport_finalize(TransportObject *self)
+{
+    if (!self->orphan) {
         return;
     }
-    Py_INCREF(self);
+    PyObject *exc = PyErr_Occurred() ? fnet_err_take() : NULL;
+    self->orphan = false;
     if (PyErr_ResourceWarning((PyObject *)self, 1, "unclosed transport %R",
                               self) < 0) {
         PyErr_WriteUnraisable((PyObject *)self);
     }
-    fnet_transport_close_fd(self);
+    close_descriptor(self);
     if (leave_server(self) < 0) {
         PyErr_WriteUnraisable((PyObject *)self);
     }
-    self->closing = true;
-    self->lost = true;
-    Py_CLEAR(self->protocol);
-    Py_DECREF(self); /* the loop's */
-    Py_DECREF(self);
+    self->closing = self->lost = true;
+    if (exc != NULL) {
+        fnet_err_restore(exc);
+    }
 }
 
 static int
@@ -237,7 +276,9 @@ transport_clear(TransportObject *self)
     Py_CLEAR(self->extra);
     Py_CLEAR(self->protocol);
     Py_CLEAR(self->context);
-    Py_CLEAR(self->view);
+    if (!self->attached) {
+        Py_CLEAR(self->view); /* else it is told when the descriptor goes */
+    }
     Py_CLEAR(self->held);
     Py_CLEAR(self->empty_waiter);
     Py_CLEAR(self->room_waiter);
@@ -251,14 +292,19 @@ transport_dealloc(TransportObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
 
+    if (FNET_UNLIKELY(self->orphan) &&
+        PyObject_CallFinalizerFromDealloc((PyObject *)self) < 0) {
+        return;
+    }
     PyObject_GC_UnTrack(self);
+    /* Before the weak references call back: nobody may find it again. */
+    if (self->conns != NULL) {
+        fnet_connset_unlink(self);
+    }
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs((PyObject *)self);
     }
     fnet_assert(!self->attached);
-    if (self->conns != NULL) {
-        fnet_connset_unlink(self);
-    }
     transport_clear(self);
     Py_CLEAR(self->server);
     Py_CLEAR(self->sock);
@@ -321,6 +367,10 @@ fnet_transport_fatal_error(TransportObject *self, const char *message)
 int
 fnet_transport_close(TransportObject *self)
 {
+    if (self->orphan && !self->closing) {
+        self->closing = true;
+        return fnet_loop_check(self->loop);
+    }
     if (self->closing || !self->attached) {
         return 0;
     }
@@ -370,7 +420,7 @@ fnet_transport_lost(TransportObject *self, PyObject *exc)
     if (self->lost) {
         return 0;
     }
-    self->lost = true;
+    self->lost = self->closing = true;
     Py_INCREF(self);
     if (self->protocol != NULL) {
         PyObject *protocol = Py_NewRef(self->protocol);
@@ -383,7 +433,7 @@ fnet_transport_lost(TransportObject *self, PyObject *exc)
         result = Py_NewRef(Py_None);
     }
     bool attached = self->attached;
-    fnet_transport_close_fd(self);
+    close_fd(self);
     Py_CLEAR(self->protocol);
     fail_waiter(self, &self->empty_waiter);
     fail_waiter(self, &self->room_waiter);
@@ -707,11 +757,21 @@ transport_reset_empty_waiter(TransportObject *self, PyObject *unused)
 static PyObject *
 transport_start(TransportObject *self, PyObject *waiter)
 {
-    if (self->attached && fnet_transport_start(self) < 0) {
-        return NULL;
+    int rc = self->attached ? fnet_transport_start(self) : 0;
+
+    if (waiter != Py_None) {
+        /* Also after a KeyboardInterrupt in connection_made(). */
+        PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
+        if (fnet_report(self->loop->state, "wake_waiter", "(O)", waiter) <
+            0) {
+            rc = -1;
+        }
+        if (exc != NULL) {
+            PyErr_Clear();
+            fnet_err_restore(exc);
+        }
     }
-    if (waiter != Py_None &&
-        fnet_report(self->loop->state, "wake_waiter", "(O)", waiter) < 0) {
+    if (rc < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -883,6 +943,7 @@ static PyMethodDef transport_methods[] = {
 
 static PyType_Slot transport_slots[] = {
     {Py_tp_doc, "A TCP or Unix stream transport; see asyncio.Transport."},
+    {Py_tp_finalize, transport_finalize},
     {Py_tp_dealloc, transport_dealloc},
     {Py_tp_traverse, transport_traverse},
     {Py_tp_clear, transport_clear},

@@ -13,6 +13,9 @@
 PyObject *
 fnet_transport_call(TransportObject *self, PyObject *name, PyObject *arg)
 {
+    if (FNET_UNLIKELY(self->protocol == NULL)) {
+        Py_RETURN_NONE; /* lost while a call of several was under way */
+    }
     PyObject *context = Py_NewRef(self->context);
     PyObject *argv[] = {Py_NewRef(self->protocol), arg};
     size_t n = arg == NULL ? 1 : 2;
@@ -38,10 +41,10 @@ fnet_transport_start(TransportObject *self)
     PyObject *result = fnet_transport_call(
         self, loop->state->str_connection_made, (PyObject *)self);
 
-    if (result == NULL) {
-        if (fnet_must_propagate()) {
-            return -1;
-        }
+    if (result == NULL && fnet_must_propagate()) {
+        rc = -1; /* reading begins for whoever runs the loop again */
+    }
+    else if (result == NULL) {
         PyObject *exc = fnet_err_take();
         rc = fnet_report(loop->state, "connection_made_failed", "(OOOO)",
                          loop, exc, self,
@@ -71,13 +74,37 @@ deliver_bytes(TransportObject *self, PyObject *bytes)
     return 0;
 }
 
+/* What is left of a delivery when the protocol has paused it, or has been
+ * replaced by one that takes bytes. */
+static int
+deliver_rest(TransportObject *self, const char *data, size_t len)
+{
+    PyObject *bytes = PyBytes_FromStringAndSize(data, (Py_ssize_t)len);
+
+    if (bytes == NULL) {
+        return fnet_transport_fatal_error(
+            self, "Fatal read error on socket transport");
+    }
+    if (self->paused) {
+        fnet_assert(self->held == NULL);
+        self->held = bytes;
+        return 0;
+    }
+    int rc = deliver_bytes(self, bytes);
+    Py_DECREF(bytes);
+    return rc;
+}
+
 /* To a BufferedProtocol, whatever its buffers' sizes. */
 static int
 deliver_to_buffers(TransportObject *self, const char *data, size_t len)
 {
     module_state *state = self->loop->state;
 
-    while (len > 0 && self->protocol != NULL && self->conn_lost == 0) {
+    while (len > 0 && self->protocol != NULL && !self->closing) {
+        if (self->paused || !self->buffered) {
+            return deliver_rest(self, data, len);
+        }
         Py_ssize_t took = 0;
         PyObject *hint = PyLong_FromSize_t(len);
         PyObject *buffer =
@@ -141,7 +168,8 @@ deliver_data(TransportObject *self, fnet_completion *item)
     if (FNET_UNLIKELY(self->conn_lost != 0 || self->closing)) {
         return 0;
     }
-    if (FNET_UNLIKELY(self->buffered && !self->paused)) {
+    if (FNET_UNLIKELY(self->buffered && !self->paused &&
+                      self->held == NULL)) {
         /* It was not when the pass received. */
         return deliver_to_buffers(self, item->data, item->len);
     }
@@ -444,7 +472,10 @@ fnet_transport_deliver(TransportObject *self, fnet_completion *item)
 static int
 wrong_type(const char *text, PyObject *data)
 {
-    PyErr_Format(PyExc_TypeError, text, Py_TYPE(data)->tp_name);
+    const char *name = strrchr(Py_TYPE(data)->tp_name, '.');
+
+    PyErr_Format(PyExc_TypeError, text,
+                 name != NULL ? name + 1 : Py_TYPE(data)->tp_name);
     return -1;
 }
 
@@ -616,20 +647,20 @@ fnet_transport_writelines(TransportObject *self, PyObject *list)
     if (rc < 0) {
         return NULL;
     }
-    PyObject *fast =
-        PySequence_Fast(list, "writelines() takes an iterable of bytes");
-    if (fast == NULL) {
+    /* A copy: pause_writing() may change the list. */
+    PyObject *tuple = PySequence_Tuple(list);
+    if (tuple == NULL) {
         return NULL;
     }
-    Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);
-    PyObject **items = PySequence_Fast_ITEMS(fast);
+    Py_ssize_t n = PyTuple_GET_SIZE(tuple);
+    PyObject **items = PySequence_Fast_ITEMS(tuple);
     rc = check_items(items, n);
     if (rc == 0 && n > 0) {
         rc = self->conn_lost != 0 || !self->attached
                  ? write_lost(self)
                  : write_list(self, items, n);
     }
-    Py_DECREF(fast);
+    Py_DECREF(tuple);
     if (rc < 0) {
         return NULL;
     }

@@ -21,18 +21,21 @@
 #define PASS_EVERY (50 * INT64_C(1000))
 
 /* Other Python threads: giving up the GIL costs us up to a switch interval
- * (5 ms) whenever one of them computes, and each pass gives it up.  When
- * taking it back took longer than GIL_SLOW, the passes of the next GIL_KEEP
- * are made with it, looking for input for up to GIL_LOOK before it is given
- * up: the other thread loses at most a tenth (0.5 of 5.5 ms), and a server
- * answers dozens of requests per turn of the GIL in place of one
- * (benchmarks/gil_contention.py). */
+ * (5 ms) whenever one of them computes, and each pass gives it up, so that a
+ * server would answer one round of requests per interval.  When taking it
+ * back took longer than GIL_SLOW, the passes of the next GIL_KEEP are made
+ * with it, looking for input for up to GIL_LOOK (what a peer needs to wake up
+ * and answer) before it is given up after all.  The thread keeps what it gets
+ * beside uvloop, the server answers more (benchmarks/gil_contention.py; with
+ * 0.5 ms and 30 us the server had 0.3 to 0.6 of uvloop's rate, and the thread
+ * 1.2 to 1.6). */
 #define GIL_SLOW (200 * INT64_C(1000))
-#define GIL_KEEP (500 * INT64_C(1000))
-#define GIL_LOOK (30 * INT64_C(1000))
+#define GIL_KEEP (4 * FNET_MSEC)
+#define GIL_LOOK (100 * INT64_C(1000))
 
 /* Memory is given back once the loop has been idle for IDLE_BEFORE_TRIM after
- * at least TRIM_BYTES were read since the last time, at most once a second. */
+ * at least TRIM_BYTES were read and sent since the last time, at most once a
+ * second. */
 #define IDLE_BEFORE_TRIM (200 * FNET_MSEC)
 #define TRIM_BYTES (UINT64_C(16) << 20)
 
@@ -110,10 +113,18 @@ next_deadline(LoopObject *self)
     return first->key <= 0 ? FNET_NO_WAIT : first->key;
 }
 
+/* What is buffered between a read and a send is freed by the send: both
+ * count. */
+static uint64_t
+bytes_moved(const LoopObject *self)
+{
+    return self->home.stats.bytes_read + self->home.stats.bytes_sent;
+}
+
 static bool
 trim_pending(const LoopObject *self)
 {
-    return self->home.stats.bytes_read - self->trim_mark >= TRIM_BYTES;
+    return bytes_moved(self) - self->trim_mark >= TRIM_BYTES;
 }
 
 /* The loop was idle after a lot of traffic. */
@@ -123,7 +134,7 @@ give_memory_back(LoopObject *self)
     if (self->now - self->trim_time < FNET_SEC) {
         return;
     }
-    self->trim_mark = self->home.stats.bytes_read;
+    self->trim_mark = bytes_moved(self);
     self->trim_time = self->now;
     fnet_loop_drop_landings(self);
     self->home.want_landings = false;
@@ -235,7 +246,7 @@ run_handles(LoopObject *self, size_t n)
         self->ring_head = (self->ring_head + 1) & self->ring_mask;
         self->ring_count--;
         int rc = fnet_handle_run(self, handle);
-        Py_DECREF(handle);
+        fnet_handle_drop(handle);
         if (FNET_UNLIKELY(rc < 0)) {
             return -1;
         }
@@ -288,6 +299,10 @@ deliver_in_debug(LoopObject *self, fnet_completion *item)
 {
     fnet_source *source = fnet_poller_lookup(&self->home.poller, item->tag);
     PyObject *owner = source == NULL ? NULL : source->owner;
+
+    if (source != NULL && source->ops->kind == FNET_KIND_WATCH) {
+        return deliver_one(self, item); /* its handles tell themselves */
+    }
     int64_t begin = fnet_clock_ns();
 
     Py_XINCREF(owner);
@@ -332,6 +347,10 @@ turn(LoopObject *self)
 {
     bool resumed = self->batch_next < self->batch.count;
 
+    if (FNET_UNLIKELY(self->forked)) {
+        /* The child came back from the callback that has forked. */
+        return fnet_loop_check(self);
+    }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);
         if (FNET_UNLIKELY(PyErr_CheckSignals() < 0)) {

@@ -122,6 +122,7 @@ watch_new(LoopObject *loop, int fd)
     self->loop = loop;
     self->fd = fd;
     self->reader = self->writer = NULL;
+    self->since[RECEIVE] = self->since[SEND] = 0;
     self->waiters[RECEIVE] = self->waiters[SEND] = NULL;
     self->sockref = NULL;
     PyObject_GC_Track(self);
@@ -148,8 +149,9 @@ fnet_watch_of(LoopObject *loop, int fd)
         return NULL;
     }
     /* A transport that is closing still has its number: its own entry goes
-     * when it lets go, and does not disturb ours. */
-    *slot = (PyObject *)watch;
+     * when it lets go, and does not disturb ours.  The table may have moved:
+     * the collector runs Python. */
+    loop->fds[fd] = (PyObject *)watch;
     return watch;
 }
 
@@ -303,10 +305,21 @@ wake_waiters(WatchObject *self, int direction)
     return rc;
 }
 
-static int
-run_handler(WatchObject *self, HandleObject *handle)
+static HandleObject **
+handle_slot(WatchObject *self, int direction)
 {
-    if (handle == NULL) {
+    return direction == RECEIVE ? &self->reader : &self->writer;
+}
+
+static int
+run_handler(WatchObject *self, int direction)
+{
+    HandleObject *handle = *handle_slot(self, direction);
+
+    /* The event was another one's if this one was set in the present turn:
+     * what that one has read is no news to this one. */
+    if (handle == NULL ||
+        self->since[direction] == self->loop->home.stats.passes) {
         return 0;
     }
     Py_INCREF(handle);
@@ -357,10 +370,10 @@ fnet_watch_deliver(WatchObject *self, const fnet_completion *item)
     if ((events & EPOLLOUT) != 0 && wake_waiters(self, SEND) < 0) {
         return -1;
     }
-    if ((events & EPOLLIN) != 0 && run_handler(self, self->reader) < 0) {
+    if ((events & EPOLLIN) != 0 && run_handler(self, RECEIVE) < 0) {
         return -1;
     }
-    if ((events & EPOLLOUT) != 0 && run_handler(self, self->writer) < 0) {
+    if ((events & EPOLLOUT) != 0 && run_handler(self, SEND) < 0) {
         return -1;
     }
     return 0;
@@ -368,23 +381,18 @@ fnet_watch_deliver(WatchObject *self, const fnet_completion *item)
 
 /* -- add_reader() and its kin -------------------------------------------------------------- */
 
-static HandleObject **
-handle_slot(WatchObject *self, int direction)
-{
-    return direction == RECEIVE ? &self->reader : &self->writer;
-}
-
 /* With the number checked: the new Handle. */
 static HandleObject *
 add_handle(LoopObject *loop, int fd, int direction, PyObject *callback,
            PyObject *const *args, Py_ssize_t nargs)
 {
-    WatchObject *watch = fnet_watch_of(loop, fd);
-    HandleObject *handle =
-        watch == NULL
-            ? NULL
-            : fnet_handle_new(loop, callback, args, nargs, NULL);
-    if (handle == NULL) {
+    /* First, as it may run Python. */
+    HandleObject *handle = fnet_handle_new(loop, callback, args, nargs, NULL);
+    WatchObject *watch =
+        handle == NULL || fnet_loop_check(loop) < 0 ? NULL
+                                                    : fnet_watch_of(loop, fd);
+    if (watch == NULL) {
+        Py_XDECREF(handle);
         return NULL;
     }
     HandleObject **slot = handle_slot(watch, direction);
@@ -397,7 +405,7 @@ add_handle(LoopObject *loop, int fd, int direction, PyObject *callback,
         fnet_watch_detach(&watch->watch);
         Py_CLEAR(watch->sockref);
     }
-    if (before != NULL) {
+    if (before != NULL && fnet_source_attached(&watch->watch.source)) {
         /* The number may be another file's by now. */
         if (fnet_poller_modify(&loop->home.poller, &watch->watch.source,
                                watch->watch.source.events) < 0) {
@@ -410,6 +418,7 @@ add_handle(LoopObject *loop, int fd, int direction, PyObject *callback,
         Py_DECREF(handle);
         return NULL;
     }
+    watch->since[direction] = loop->home.stats.passes;
     if (before != NULL) {
         fnet_handle_cancel(before);
         Py_DECREF(before);
@@ -544,7 +553,11 @@ claim(WatchObject *watch, PyObject *sock)
     }
     PyObject *ref = PyWeakref_NewRef(sock, NULL);
     if (ref == NULL) {
-        return -1;
+        /* One without weak references is a stranger each time. */
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) {
+            return -1;
+        }
+        PyErr_Clear();
     }
     if (watch->waiters[RECEIVE] == NULL && watch->waiters[SEND] == NULL &&
         levels_of(watch) == 0) {
@@ -568,9 +581,60 @@ wait_for_room(TransportObject *transport)
     return future;
 }
 
+/* Takes the future from those that wait; false: it is not among them. */
+static bool
+remove_waiter(WatchObject *watch, int direction, PyObject *future)
+{
+    PyObject *waiters = watch->waiters[direction];
+    Py_ssize_t n = waiters == NULL ? 0 : PyList_GET_SIZE(waiters);
+
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (PyList_GET_ITEM(waiters, i) != future) {
+            continue;
+        }
+        if (n == 1) {
+            Py_CLEAR(watch->waiters[direction]);
+        }
+        else if (PyList_SetSlice(waiters, i, i + 1, NULL) < 0) {
+            PyErr_Clear();
+        }
+        return true;
+    }
+    return false;
+}
+
+static int
+add_waiter(WatchObject *watch, int direction, PyObject *future)
+{
+    PyObject *waiters = watch->waiters[direction];
+
+    if (waiters == NULL) {
+        waiters = PyList_New(1);
+        if (waiters == NULL) {
+            return -1;
+        }
+        PyList_SET_ITEM(waiters, 0, Py_NewRef(future));
+        watch->waiters[direction] = waiters;
+    }
+    else if (PyList_Append(waiters, future) < 0) {
+        return -1;
+    }
+    if (update(watch) < 0) {
+        PyObject *exc = fnet_err_take();
+        (void)remove_waiter(watch, direction, future);
+        fnet_err_restore(exc);
+        return -1;
+    }
+    return 0;
+}
+
 PyObject *
 fnet_watch_wait(LoopObject *loop, PyObject *sock, int fd, int direction)
 {
+    /* The loop may have been closed since the last wait. */
+    if (fnet_loop_check(loop) < 0 || fnet_loop_check_thread(loop) < 0) {
+        return NULL;
+    }
     PyObject *object = fnet_loop_fd_object(loop, fd);
 
     if (object != NULL && direction == SEND &&
@@ -589,18 +653,8 @@ fnet_watch_wait(LoopObject *loop, PyObject *sock, int fd, int direction)
         }
     }
     PyObject *future = fnet_loop_create_future(loop);
-    PyObject **waiters = &watch->waiters[direction];
-    if (future == NULL) {
-        return NULL;
-    }
-    if (*waiters == NULL) {
-        *waiters = PyList_New(0);
-    }
-    if (*waiters == NULL || PyList_Append(*waiters, future) < 0 ||
-        update(watch) < 0) {
-        Py_CLEAR(*waiters);
-        Py_DECREF(future);
-        return NULL;
+    if (future != NULL && add_waiter(watch, direction, future) < 0) {
+        Py_CLEAR(future);
     }
     return future;
 }
@@ -609,23 +663,14 @@ void
 fnet_watch_unwait(LoopObject *loop, int fd, int direction, PyObject *future)
 {
     WatchObject *watch = find_watch(loop, fd);
-    PyObject *waiters = watch == NULL ? NULL : watch->waiters[direction];
+    PyObject *exc = fnet_err_take();
 
-    for (Py_ssize_t i = 0; waiters != NULL && i < PyList_GET_SIZE(waiters);
-         i++) {
-        if (PyList_GET_ITEM(waiters, i) != future) {
-            continue;
-        }
-        if (PyList_GET_SIZE(waiters) == 1) {
-            Py_CLEAR(watch->waiters[direction]);
-        }
-        else if (PyList_SetSlice(waiters, i, i + 1, NULL) < 0) {
-            PyErr_Clear();
-        }
-        if (loop->has_core && update(watch) < 0) {
-            PyErr_Clear();
-        }
-        return;
+    if (watch != NULL && remove_waiter(watch, direction, future) &&
+        loop->has_core && update(watch) < 0) {
+        PyErr_Clear();
+    }
+    if (exc != NULL) {
+        fnet_err_restore(exc);
     }
 }
 

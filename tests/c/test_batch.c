@@ -83,6 +83,14 @@ full(void)
     CHECK_PANICS(fnet_batch_push(&s.batch, &s.source, FNET_WHAT_DATA, 0));
     fnet_batch_reset(&s.batch, s.cache, false);
     CHECK(!fnet_batch_full(&s.batch) && s.batch.count == 0);
+    /* It is full of bytes, too, but a completion of those fits in. */
+    s.batch.bytes = FNET_BATCH_BYTES - 1;
+    CHECK(!fnet_batch_full(&s.batch));
+    s.batch.bytes++;
+    CHECK(fnet_batch_full(&s.batch));
+    CHECK(fnet_batch_push(&s.batch, &s.source, FNET_WHAT_DATA, 0) != NULL);
+    fnet_batch_reset(&s.batch, s.cache, true);
+    CHECK(!fnet_batch_full(&s.batch) && s.batch.bytes == 0);
     store_fini(&s);
 }
 

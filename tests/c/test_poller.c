@@ -2,8 +2,8 @@
 
 #include "world.h"
 
-#include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #define INPUT ((uint32_t)EPOLLIN | EPOLLET)
@@ -246,9 +246,8 @@ what_cannot_be_polled(void)
 {
     fnet_poller poller;
     fnet_source source;
-    char name[] = "/tmp/pyfastnet-test-XXXXXX";
-    int file = mkstemp(name);
-    CHECK(file >= 0 && unlink(name) == 0);
+    int file = memfd_create("regular", MFD_CLOEXEC);
+    CHECK(file >= 0);
     CHECK(fnet_poller_init(&poller) == 0);
     fnet_source_init(&source, NULL, NULL);
     CHECK(fnet_poller_attach(&poller, &source, file, INPUT) == -EPERM);
@@ -414,7 +413,7 @@ wakes_from_many_threads(void)
 {
     wakers all = {.news = 0};
     pthread_t threads[WAKERS];
-    uint64_t sleeps = 0;
+    uint64_t announced = 0;
     CHECK(fnet_poller_init(&all.poller) == 0);
     for (int i = 0; i < WAKERS; i++) {
         CHECK(pthread_create(&threads[i], NULL, bring_news, &all) == 0);
@@ -423,8 +422,8 @@ wakes_from_many_threads(void)
     while (seen < WAKERS * NEWS) {
         struct epoll_event event;
         atomic_store(&all.poller.asleep, 1);
+        announced++;
         if (atomic_load(&all.news) == seen) {
-            sleeps++;
             int n = fnet_sys_epoll_wait(all.poller.epfd, &event, 1,
                                         WORLD_PATIENCE);
             CHECK(n == 1); /* or a wake-up was lost */
@@ -439,10 +438,7 @@ wakes_from_many_threads(void)
         pthread_join(threads[i], NULL);
     }
     CHECK(atomic_load(&all.news) == WAKERS * NEWS);
-    /* Of those that looked at the news and did not sleep some were told too:
-     * one write per announcement at most. */
-    CHECK(sleeps > 0);
-    CHECK(writes_to_wakefd(&all.poller) <= (uint64_t)(WAKERS * NEWS));
+    CHECK(writes_to_wakefd(&all.poller) <= announced);
     fnet_poller_fini(&all.poller);
 }
 
