@@ -45,9 +45,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(
             "new_loop",
             [
-                pytest.param(
-                    (kind, debug), id=f"{kind}-debug" if debug else kind
-                )
+                pytest.param((kind, debug), id=f"{kind}-debug" if debug else kind)
                 for kind in kinds.split(",")
                 for debug in (False, True)
             ],
@@ -181,9 +179,7 @@ class Links:
         else:
             mine, peer = support.unix_pair()
             mine.setblocking(False)
-            _, protocol = await self.loop.create_unix_connection(
-                factory, sock=mine
-            )
+            _, protocol = await self.loop.create_unix_connection(factory, sock=mine)
         return protocol, peer
 
     async def _accept(self, factory):

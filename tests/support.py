@@ -45,9 +45,7 @@ def shut(loop):
         for task in tasks:
             task.cancel()
         if tasks:
-            loop.run_until_complete(
-                asyncio.gather(*tasks, return_exceptions=True)
-            )
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
@@ -114,8 +112,7 @@ class Notes:
                 await within(waiter)
             except TimeoutError:
                 raise AssertionError(
-                    f"never happened; calls: {self.calls[-20:]}, "
-                    f"{len(self.data)} bytes"
+                    f"never happened; calls: {self.calls[-20:]}, {len(self.data)} bytes"
                 ) from None
 
     async def called(self, name, count=1):
@@ -249,9 +246,7 @@ def read_or_reset(sock):
 
 def reset(sock):
     """Closes the socket so that a TCP peer gets a reset."""
-    sock.setsockopt(
-        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-    )
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
 

@@ -178,9 +178,7 @@ def test_system_calls_of_sixteen_writes(new_loop, tmp_path):
         check=True,
         timeout=50,
     )
-    sends = [
-        line for line in trace.read_text().splitlines() if "PIECE" in line
-    ]
+    sends = [line for line in trace.read_text().splitlines() if "PIECE" in line]
     pieces = sum(len(re.findall("PIECE", line)) for line in sends)
     assert pieces >= 1600
     # the first write of a turn may go at once, the watchdog may cut in

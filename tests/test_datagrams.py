@@ -195,9 +195,7 @@ async def test_flow_control(loop):
 async def test_given_socket(loop, peer):
     sock = socket.socket(type=socket.SOCK_DGRAM)
     sock.bind(("127.0.0.1", 0))
-    transport, protocol = await loop.create_datagram_endpoint(
-        Endpoint, sock=sock
-    )
+    transport, protocol = await loop.create_datagram_endpoint(Endpoint, sock=sock)
     peer.sendto(b"data", sock.getsockname())
     await protocol.received(1)
     transport.close()
@@ -256,9 +254,7 @@ async def test_endpoints_talk(loop):
                 self.transport.sendto(data, address)
 
     pair = [
-        await loop.create_datagram_endpoint(
-            Bouncing, local_addr=("127.0.0.1", 0)
-        )
+        await loop.create_datagram_endpoint(Bouncing, local_addr=("127.0.0.1", 0))
         for _ in range(2)
     ]
     (one, first), (other, second) = pair

@@ -149,9 +149,7 @@ async def test_slow_connection_made_is_logged(loop, log):
             super().connection_made(transport)
 
     one, other = unix_pair()
-    transport, protocol = await loop.create_unix_connection(
-        Tortoise, sock=one
-    )
+    transport, protocol = await loop.create_unix_connection(Tortoise, sock=one)
     assert len(log()) == 1
     transport.abort()
     await protocol.lost()

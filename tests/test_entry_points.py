@@ -167,9 +167,7 @@ def test_stats(new_loop):
     assert stats
 
 
-POLICIES = pytest.mark.skipif(
-    sys.version_info >= (3, 16), reason="policies have gone"
-)
+POLICIES = pytest.mark.skipif(sys.version_info >= (3, 16), reason="policies have gone")
 
 
 @POLICIES

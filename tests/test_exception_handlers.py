@@ -42,9 +42,7 @@ async def test_calling_the_handler(loop, log):
     message = log.records[0].getMessage()
     assert message.startswith("something\nextra: 17")
     # where the callback that runs now comes from
-    assert ("handle_traceback: Handle created at" in message) is (
-        loop.get_debug()
-    )
+    assert ("handle_traceback: Handle created at" in message) is (loop.get_debug())
     loop.call_exception_handler({})
     assert "Unhandled exception in event loop" in log.records[1].getMessage()
 

@@ -135,12 +135,8 @@ def test_jobs_that_end_after_the_loop_was_closed(new_loop):
 
 # -- name look-ups ------------------------------------------------------------
 async def test_getaddrinfo(loop):
-    infos = await within(
-        loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)
-    )
-    assert infos == socket.getaddrinfo(
-        "127.0.0.1", 80, type=socket.SOCK_STREAM
-    )
+    infos = await within(loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM))
+    assert infos == socket.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)
     infos = await within(
         loop.getaddrinfo(
             "localhost",
@@ -180,9 +176,7 @@ async def test_connecting_by_name(loop):
 
 
 # -- sendfile -----------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("offset", "count"), [(0, None), (100, None), (7, 5000)]
-)
+@pytest.mark.parametrize(("offset", "count"), [(0, None), (100, None), (7, 5000)])
 async def test_sendfile(loop, link, offset, count):
     """Between what was written before it and what is written after it."""
     transport, protocol, peer = await link(Recorder)
@@ -192,9 +186,7 @@ async def test_sendfile(loop, link, offset, count):
         file.write(data)
         file.flush()
         transport.write(b"before;")
-        reading = asyncio.create_task(
-            in_thread(read_exactly, peer, len(expected) + 13)
-        )
+        reading = asyncio.create_task(in_thread(read_exactly, peer, len(expected) + 13))
         sent = await within(loop.sendfile(transport, file, offset, count))
         assert sent == len(expected)
         assert file.tell() == offset + sent

@@ -94,9 +94,7 @@ async def test_pause_above_high_and_resume_at_low(loop, link):
     assert protocol.calls == ["made", "pause"]
     transport.write(b"x" * (64 * KIB))
     assert protocol.calls == ["made", "pause"]
-    reading = asyncio.create_task(
-        in_thread(read_exactly, peer, filled + 128 * KIB + 1)
-    )
+    reading = asyncio.create_task(in_thread(read_exactly, peer, filled + 128 * KIB + 1))
     await protocol.called("resume")
     assert transport.get_write_buffer_size() <= 16 * KIB
     await reading
@@ -112,8 +110,7 @@ async def test_pause_and_resume_many_times(loop, link):
         for at in range(0, len(data), 10_000):
             transport.write(data[at : at + 10_000])
             await protocol.until(
-                lambda: protocol.calls.count("pause")
-                == protocol.calls.count("resume")
+                lambda: protocol.calls.count("pause") == protocol.calls.count("resume")
             )
 
     reading = asyncio.create_task(in_thread(read_exactly, peer, len(data)))

@@ -30,7 +30,7 @@ from support import (
 WARM_UP = 30
 COUNT = 2000
 # Objects that caches and free lists may come to hold on the way.
-SLACK = 50
+SLACK = 60
 
 
 def census():
@@ -228,9 +228,7 @@ async def test_tls(loop):
         protocols.append(Echo())
         return protocols[-1]
 
-    server = await loop.create_server(
-        factory, "127.0.0.1", 0, ssl=server_context
-    )
+    server = await loop.create_server(factory, "127.0.0.1", 0, ssl=server_context)
     address = server.sockets[0].getsockname()
 
     async def round_trip():
@@ -284,9 +282,7 @@ def test_loops(new_loop):
 
     async def work(loop):
         one, other = unix_pair()
-        transport, protocol = await loop.create_unix_connection(
-            Recorder, sock=one
-        )
+        transport, protocol = await loop.create_unix_connection(Recorder, sock=one)
         other.send(b"x")
         await protocol.received(1)
         transport.close()
@@ -315,9 +311,7 @@ async def test_errors_in_protocols(loop, reports):
 
     async def round_trip():
         one, other = unix_pair()
-        transport, protocol = await loop.create_unix_connection(
-            Failing, sock=one
-        )
+        transport, protocol = await loop.create_unix_connection(Failing, sock=one)
         other.send(b"x")
         await lost(protocol)
         other.close()

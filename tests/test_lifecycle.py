@@ -349,32 +349,35 @@ def test_transports_outlive_their_loop(new_loop):
     """Calls on them after the loop was closed do not crash."""
     loop = new_loop()
     one, other = socket.socketpair()
-    transport, protocol = loop.run_until_complete(
-        loop.create_unix_connection(Recorder, sock=one)
-    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        loop.close()
-        for call in (
-            transport.is_closing,
-            transport.get_write_buffer_size,
-            transport.get_write_buffer_limits,
-            transport.is_reading,
-            transport.pause_reading,
-            transport.resume_reading,
-            lambda: transport.write(b"x"),
-            lambda: transport.get_extra_info("peername"),
-            lambda: repr(transport),
-            transport.close,
-            transport.abort,
-        ):
-            with contextlib.suppress(RuntimeError, AttributeError):
-                call()
-        assert isinstance(repr(transport), str)
-        protocol.transport = None
-        del transport, protocol, call
+        use_after_closing(loop, one)
         gc.collect()
     other.close()
+
+
+def use_after_closing(loop, sock):
+    transport, protocol = loop.run_until_complete(
+        loop.create_unix_connection(Recorder, sock=sock)
+    )
+    loop.close()
+    for call in (
+        transport.is_closing,
+        transport.get_write_buffer_size,
+        transport.get_write_buffer_limits,
+        transport.is_reading,
+        transport.pause_reading,
+        transport.resume_reading,
+        lambda: transport.write(b"x"),
+        lambda: transport.get_extra_info("peername"),
+        lambda: repr(transport),
+        transport.close,
+        transport.abort,
+    ):
+        with contextlib.suppress(RuntimeError, AttributeError):
+            call()
+    assert isinstance(repr(transport), str)
+    protocol.transport = None
 
 
 # -- asynchronous generators ----------------------------------------------------

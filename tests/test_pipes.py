@@ -30,9 +30,7 @@ def read_to_the_end(fd):
 
 async def test_reading(loop):
     reader, writer = os.pipe()
-    transport, protocol = await loop.connect_read_pipe(
-        Reading, open(reader, "rb", 0)
-    )
+    transport, protocol = await loop.connect_read_pipe(Reading, open(reader, "rb", 0))
     assert isinstance(transport, asyncio.ReadTransport)
     assert transport.get_extra_info("pipe").fileno() == reader
     os.write(writer, b"data")
@@ -55,12 +53,8 @@ async def test_reading(loop):
 async def test_much_data(loop):
     data = pattern(1 << 20)
     reader, writer = os.pipe()
-    transport, protocol = await loop.connect_read_pipe(
-        Reading, open(reader, "rb", 0)
-    )
-    out, outgoing = await loop.connect_write_pipe(
-        Writing, open(writer, "wb", 0)
-    )
+    transport, protocol = await loop.connect_read_pipe(Reading, open(reader, "rb", 0))
+    out, outgoing = await loop.connect_write_pipe(Writing, open(writer, "wb", 0))
     out.write(data)
     await outgoing.called("pause")
     await protocol.received(len(data))
@@ -74,9 +68,7 @@ async def test_much_data(loop):
 
 async def test_writing(loop):
     reader, writer = os.pipe()
-    transport, protocol = await loop.connect_write_pipe(
-        Writing, open(writer, "wb", 0)
-    )
+    transport, protocol = await loop.connect_write_pipe(Writing, open(writer, "wb", 0))
     assert isinstance(transport, asyncio.WriteTransport)
     assert transport.can_write_eof() is True
     transport.write(b"one ")
@@ -91,9 +83,7 @@ async def test_writing(loop):
 async def test_close_sends_what_is_pending(loop):
     data = pattern(1 << 20)
     reader, writer = os.pipe()
-    transport, protocol = await loop.connect_write_pipe(
-        Writing, open(writer, "wb", 0)
-    )
+    transport, protocol = await loop.connect_write_pipe(Writing, open(writer, "wb", 0))
     transport.write(data)
     transport.close()
     assert await in_thread(read_to_the_end, reader) == data
@@ -102,9 +92,7 @@ async def test_close_sends_what_is_pending(loop):
 
 async def test_abort_does_not(loop):
     reader, writer = os.pipe()
-    transport, protocol = await loop.connect_write_pipe(
-        Writing, open(writer, "wb", 0)
-    )
+    transport, protocol = await loop.connect_write_pipe(Writing, open(writer, "wb", 0))
     transport.write(bytes(1 << 20))
     transport.abort()
     await protocol.lost()
@@ -113,9 +101,7 @@ async def test_abort_does_not(loop):
 
 async def test_the_reader_goes(loop):
     reader, writer = os.pipe()
-    transport, protocol = await loop.connect_write_pipe(
-        Writing, open(writer, "wb", 0)
-    )
+    transport, protocol = await loop.connect_write_pipe(Writing, open(writer, "wb", 0))
     os.close(reader)
     await protocol.lost()
     transport.write(b"dropped")
@@ -128,9 +114,7 @@ async def test_terminals(loop):
     mode = termios.tcgetattr(slave)
     mode[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(slave, termios.TCSANOW, mode)
-    transport, protocol = await loop.connect_read_pipe(
-        Reading, open(slave, "rb", 0)
-    )
+    transport, protocol = await loop.connect_read_pipe(Reading, open(slave, "rb", 0))
     os.write(master, b"typed")
     await protocol.received(5)
     transport.close()
@@ -150,12 +134,8 @@ async def test_nothing_is_left_behind(loop):
     before = fd_count()
     for _ in range(20):
         reader, writer = os.pipe()
-        incoming, got = await loop.connect_read_pipe(
-            Reading, open(reader, "rb", 0)
-        )
-        outgoing, sent = await loop.connect_write_pipe(
-            Writing, open(writer, "wb", 0)
-        )
+        incoming, got = await loop.connect_read_pipe(Reading, open(reader, "rb", 0))
+        outgoing, sent = await loop.connect_write_pipe(Writing, open(writer, "wb", 0))
         outgoing.write(b"data")
         await got.received(4)
         outgoing.close()

@@ -17,16 +17,12 @@ PIPE = subprocess.PIPE
 
 def python(body, **options):
     """Starts a child; -S -E, as it needs nothing but the language."""
-    return asyncio.create_subprocess_exec(
-        PY, "-S", "-E", "-c", body, **options
-    )
+    return asyncio.create_subprocess_exec(PY, "-S", "-E", "-c", body, **options)
 
 
 async def test_exit_status_and_pid(loop):
     for code in (0, 7, 255):
-        process = await asyncio.create_subprocess_exec(
-            "sh", "-c", f"exit {code}"
-        )
+        process = await asyncio.create_subprocess_exec("sh", "-c", f"exit {code}")
         assert process.pid > 0
         assert process.stdin is process.stdout is process.stderr is None
         assert await within(process.wait()) == code
@@ -35,9 +31,7 @@ async def test_exit_status_and_pid(loop):
 
 
 async def test_communicate(loop):
-    process = await asyncio.create_subprocess_exec(
-        "cat", stdin=PIPE, stdout=PIPE
-    )
+    process = await asyncio.create_subprocess_exec("cat", stdin=PIPE, stdout=PIPE)
     out, err = await within(process.communicate(b"through the cat"))
     assert (out, err) == (b"through the cat", None)
     assert process.returncode == 0
@@ -45,9 +39,7 @@ async def test_communicate(loop):
 
 async def test_communicate_more_than_a_pipe_holds(loop):
     data = bytes(range(256)) * 4000
-    process = await asyncio.create_subprocess_exec(
-        "cat", stdin=PIPE, stdout=PIPE
-    )
+    process = await asyncio.create_subprocess_exec("cat", stdin=PIPE, stdout=PIPE)
     out, _ = await within(process.communicate(data))
     assert out == data
 
@@ -82,8 +74,7 @@ async def test_shell(loop):
 
 async def test_line_by_line(loop):
     process = await python(
-        "import sys\n"
-        "for line in sys.stdin: print(line.upper(), end='', flush=True)",
+        "import sys\nfor line in sys.stdin: print(line.upper(), end='', flush=True)",
         stdin=PIPE,
         stdout=PIPE,
     )
@@ -138,9 +129,7 @@ async def test_options(loop, tmp_path):
     )
     assert (await within(process.communicate()))[0] == b"True\n"
     with open(tmp_path / "out", "wb") as file:
-        process = await asyncio.create_subprocess_exec(
-            "echo", "to a file", stdout=file
-        )
+        process = await asyncio.create_subprocess_exec("echo", "to a file", stdout=file)
         await within(process.wait())
     assert (tmp_path / "out").read_bytes() == b"to a file\n"
 
@@ -167,13 +156,9 @@ async def test_wrong_arguments(loop):
         {"errors": "strict"},
     ):
         with pytest.raises(ValueError, match="must be"):
-            await loop.subprocess_exec(
-                asyncio.SubprocessProtocol, "true", **options
-            )
+            await loop.subprocess_exec(asyncio.SubprocessProtocol, "true", **options)
     with pytest.raises(ValueError, match="must be True"):
-        await loop.subprocess_shell(
-            asyncio.SubprocessProtocol, "true", shell=False
-        )
+        await loop.subprocess_shell(asyncio.SubprocessProtocol, "true", shell=False)
     with pytest.raises(ValueError, match="cmd must be a string"):
         await loop.subprocess_shell(asyncio.SubprocessProtocol, 17)
     with pytest.raises(TypeError):
@@ -245,9 +230,7 @@ async def test_closing_the_transport_kills_the_child(loop):
 
 async def test_many_children(loop):
     async def one(number):
-        process = await asyncio.create_subprocess_exec(
-            "echo", str(number), stdout=PIPE
-        )
+        process = await asyncio.create_subprocess_exec("echo", str(number), stdout=PIPE)
         out, _ = await process.communicate()
         assert process.returncode == 0
         return int(out)
@@ -289,9 +272,7 @@ def test_loops_in_threads(new_loop):
     got = []
 
     async def work():
-        process = await asyncio.create_subprocess_exec(
-            "echo", "thread", stdout=PIPE
-        )
+        process = await asyncio.create_subprocess_exec("echo", "thread", stdout=PIPE)
         out, _ = await within(process.communicate())
         got.append((out, process.returncode))
 

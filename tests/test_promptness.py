@@ -201,9 +201,7 @@ async def blocking(bench, **options):
     assert min(late) < BOUND, f"late by {late} s"
 
 
-WHERE = pytest.mark.parametrize(
-    "where", ["data_received", "callback", "timer", "task"]
-)
+WHERE = pytest.mark.parametrize("where", ["data_received", "callback", "timer", "task"])
 HISTORY = pytest.mark.parametrize(
     "history", [0, 1000], ids=["fresh", "after-1000-turns"]
 )

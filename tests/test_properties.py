@@ -21,9 +21,7 @@ SETTINGS = settings(
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.integers(0, 100_000)),
-        st.tuples(
-            st.just("writelines"), st.lists(st.integers(0, 5000), max_size=20)
-        ),
+        st.tuples(st.just("writelines"), st.lists(st.integers(0, 5000), max_size=20)),
         st.tuples(st.just("pause"), st.none()),
         st.tuples(st.just("resume"), st.none()),
         st.tuples(st.just("turns"), st.integers(1, 4)),
@@ -96,9 +94,7 @@ def test_reads_of_any_size(loop):
 
     async def example(pieces, pauses):
         mine, peer = unix_pair()
-        transport, protocol = await loop.create_unix_connection(
-            Recorder, sock=mine
-        )
+        transport, protocol = await loop.create_unix_connection(Recorder, sock=mine)
         peer.setblocking(False)
         sent = 0
         for index, size in enumerate(pieces):
@@ -120,9 +116,7 @@ def test_reads_of_any_size(loop):
         peer.close()
 
     @SETTINGS
-    @given(
-        st.lists(st.integers(0, 150_000), max_size=20), st.integers(0, 1 << 20)
-    )
+    @given(st.lists(st.integers(0, 150_000), max_size=20), st.integers(0, 1 << 20))
     def run(pieces, pauses):
         loop.run_until_complete(example(pieces, pauses))
 
@@ -134,9 +128,7 @@ def test_writes_reach_a_slow_peer_in_order(loop):
 
     async def example(actions, reads):
         mine, peer = unix_pair()
-        transport, protocol = await loop.create_unix_connection(
-            Recorder, sock=mine
-        )
+        transport, protocol = await loop.create_unix_connection(Recorder, sock=mine)
         peer.setblocking(False)
         got = bytearray()
         steps = [actions[at : at + 5] for at in range(0, len(actions), 5)]
@@ -237,9 +229,7 @@ def test_callbacks_in_any_mixture(loop):
 
     @SETTINGS
     @given(
-        st.lists(
-            st.sampled_from(["plain", "nested", "cancel last", "cancel first"])
-        )
+        st.lists(st.sampled_from(["plain", "nested", "cancel last", "cancel first"]))
     )
     def run(plan):
         loop.run_until_complete(example(plan))

@@ -205,9 +205,7 @@ async def test_ipv6(loop):
     except OSError:
         pytest.skip("no IPv6 on this machine")
     address = server.sockets[0].getsockname()
-    transport, protocol = await loop.create_connection(
-        Recorder, *address[:2]
-    )
+    transport, protocol = await loop.create_connection(Recorder, *address[:2])
     assert transport.get_extra_info("peername") == address
     transport.write(b"six")
     await protocol.received(3)
@@ -218,9 +216,7 @@ async def test_ipv6(loop):
 
 
 async def test_reuse_port(loop):
-    first = await loop.create_server(
-        Recorder, "127.0.0.1", 0, reuse_port=True
-    )
+    first = await loop.create_server(Recorder, "127.0.0.1", 0, reuse_port=True)
     address = first.sockets[0].getsockname()
     second = await loop.create_server(Recorder, *address, reuse_port=True)
     assert second.sockets[0].getsockname() == address
@@ -230,9 +226,7 @@ async def test_reuse_port(loop):
     second.close()
 
 
-@pytest.mark.not_on(
-    "asyncio", when=sys.version_info < (3, 13), reason="new in 3.13"
-)
+@pytest.mark.not_on("asyncio", when=sys.version_info < (3, 13), reason="new in 3.13")
 async def test_keep_alive(loop):
     served = Served()
     async with serving(loop, served, keep_alive=True) as (_, address):
@@ -273,9 +267,7 @@ async def test_wrong_arguments(loop):
             await loop.create_server(Recorder, "127.0.0.1", 0, ssl=True)
         for name in ("ssl_handshake_timeout", "ssl_shutdown_timeout"):
             with pytest.raises(ValueError, match="only meaningful with ssl"):
-                await loop.create_server(
-                    Recorder, "127.0.0.1", 0, **{name: 1}
-                )
+                await loop.create_server(Recorder, "127.0.0.1", 0, **{name: 1})
     with pytest.raises(TypeError):
         await loop.create_server(Recorder, "127.0.0.1", 0, colour="red")
     with pytest.raises(OSError, match="while attempting to bind|any address"):
@@ -401,9 +393,7 @@ async def test_wait_closed_after_all_have_gone(loop):
         await within(server.wait_closed())
 
 
-@pytest.mark.not_on(
-    "asyncio", when=sys.version_info < (3, 13), reason=NO_CLIENTS
-)
+@pytest.mark.not_on("asyncio", when=sys.version_info < (3, 13), reason=NO_CLIENTS)
 async def test_close_clients(loop):
     class Flood(Recorder):
         def connection_made(self, transport):
@@ -432,9 +422,7 @@ async def test_close_clients(loop):
         other.close()
 
 
-@pytest.mark.not_on(
-    "asyncio", when=sys.version_info < (3, 13), reason=NO_CLIENTS
-)
+@pytest.mark.not_on("asyncio", when=sys.version_info < (3, 13), reason=NO_CLIENTS)
 async def test_abort_clients(loop):
     class Flood(Recorder):
         def connection_made(self, transport):
@@ -456,9 +444,7 @@ async def test_abort_clients(loop):
         server.abort_clients()
 
 
-@pytest.mark.not_on(
-    "asyncio", when=sys.version_info < (3, 13), reason=NO_CLIENTS
-)
+@pytest.mark.not_on("asyncio", when=sys.version_info < (3, 13), reason=NO_CLIENTS)
 async def test_close_clients_of_an_open_server(loop):
     served = Served()
     async with serving(loop, served) as (server, address):
@@ -500,9 +486,7 @@ async def test_server_closed_inside_a_callback(loop):
     [
         pytest.param(
             "factory",
-            marks=pytest.mark.not_on(
-                "asyncio", reason="it leaves the connection open"
-            ),
+            marks=pytest.mark.not_on("asyncio", reason="it leaves the connection open"),
         ),
         "connection_made",
     ],
@@ -533,9 +517,7 @@ async def test_errors_of_the_protocol(loop, reports, where):
             client.sendall(b"data")
             await until(lambda: any(p.data == b"data" for p in served.all))
         await served.lost()
-    assert all(
-        str(context["exception"]) == "on purpose" for context in reports
-    )
+    assert all(str(context["exception"]) == "on purpose" for context in reports)
     assert len(reports) <= 1
 
 

@@ -156,9 +156,11 @@ async def test_sendto(loop, udp):
 
 
 async def test_sendto_waits_for_room(loop):
-    with socket_path() as path, socket.socket(
-        socket.AF_UNIX, socket.SOCK_DGRAM
-    ) as mine, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
+    with (
+        socket_path() as path,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mine,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer,
+    ):
         peer.bind(path)
         mine.setblocking(False)
         sent = 0
@@ -197,9 +199,7 @@ async def test_both_directions_at_once(loop, pair):
         return bytes(got)
 
     results = await within(
-        asyncio.gather(
-            loop.sock_sendall(mine, data), receive(), in_thread(echo)
-        )
+        asyncio.gather(loop.sock_sendall(mine, data), receive(), in_thread(echo))
     )
     assert results[1] == results[2] == data
 
@@ -211,9 +211,7 @@ async def test_connect_and_accept(loop):
         accepting = loop.create_task(loop.sock_accept(lsock))
         await turns(3)
         assert not accepting.done()
-        assert (
-            await within(loop.sock_connect(sock, lsock.getsockname())) is None
-        )
+        assert await within(loop.sock_connect(sock, lsock.getsockname())) is None
         conn, address = await within(accepting)
         assert isinstance(conn, socket.socket)
         assert address == sock.getsockname()
@@ -234,9 +232,11 @@ async def test_connect_by_name(loop):
 
 
 async def test_connect_unix(loop):
-    with socket_path() as path, socket.socket(
-        socket.AF_UNIX
-    ) as lsock, socket.socket(socket.AF_UNIX) as sock:
+    with (
+        socket_path() as path,
+        socket.socket(socket.AF_UNIX) as lsock,
+        socket.socket(socket.AF_UNIX) as sock,
+    ):
         sock.setblocking(False)
         lsock.setblocking(False)
         with pytest.raises(FileNotFoundError):
@@ -309,9 +309,7 @@ async def test_sendfile(loop, pair, offset, count):
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
-        reader = asyncio.create_task(
-            in_thread(read_exactly, peer, len(expected))
-        )
+        reader = asyncio.create_task(in_thread(read_exactly, peer, len(expected)))
         sent = await within(loop.sock_sendfile(mine, file, offset, count))
         assert sent == len(expected)
         assert file.tell() == offset + sent
@@ -385,9 +383,12 @@ async def test_they_return_coroutines(loop, pair, name):
 async def test_ssl_sockets_are_refused(loop, name):
     one, other = socket.socketpair()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    with other, context.wrap_socket(
-        one, server_hostname="localhost", do_handshake_on_connect=False
-    ) as sock:
+    with (
+        other,
+        context.wrap_socket(
+            one, server_hostname="localhost", do_handshake_on_connect=False
+        ) as sock,
+    ):
         sock.setblocking(False)
         with pytest.raises(TypeError, match="of type SSLSocket"):
             await dict(nine(loop, sock))[name]()
@@ -472,9 +473,7 @@ async def test_peer_resets(loop):
         conn, _ = await within(loop.sock_accept(lsock))
         task = loop.create_task(loop.sock_recv(sock, 10))
         await turns(3)
-        conn.setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
-        )
+        conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         conn.close()
         with pytest.raises(ConnectionResetError):
             await within(task)

@@ -423,11 +423,7 @@ async def test_from_sock_calls_to_a_transport(loop, family, pair):
     await turns(3)
     peer.sendall(b"helloworld")
     assert await within(task) == b"hello"
-    connect = (
-        loop.create_connection
-        if family == "tcp"
-        else loop.create_unix_connection
-    )
+    connect = loop.create_connection if family == "tcp" else loop.create_unix_connection
     transport, protocol = await connect(Recorder, sock=mine)
     await protocol.received(5)
     transport.write(b"answer")
@@ -446,11 +442,7 @@ async def test_from_a_reader_to_a_transport(loop, family, pair):
     peer.sendall(b"data")
     await until(lambda: got)
     loop.remove_reader(mine)
-    connect = (
-        loop.create_connection
-        if family == "tcp"
-        else loop.create_unix_connection
-    )
+    connect = loop.create_connection if family == "tcp" else loop.create_unix_connection
     transport, protocol = await connect(Recorder, sock=mine)
     await protocol.received(4)
     transport.abort()

@@ -32,9 +32,7 @@ def opened(request, loop):
     async def open_one(**options):
         if request.param == "tcp":
             with listener() as lsock:
-                streams = await asyncio.open_connection(
-                    *lsock.getsockname(), **options
-                )
+                streams = await asyncio.open_connection(*lsock.getsockname(), **options)
                 peer, _ = lsock.accept()
         else:
             mine, peer = socket.socketpair()
@@ -291,9 +289,7 @@ async def test_errors_in_the_handler_are_reported(loop, reports):
         raise ZeroDivisionError
 
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(
-        *server.sockets[0].getsockname()
-    )
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     with contextlib.suppress(ConnectionError):
         await asyncio.wait_for(reader.read(), 0.5)
     writer.close()
@@ -302,8 +298,7 @@ async def test_errors_in_the_handler_are_reported(loop, reports):
     gc.collect()
     await turns(3)
     assert any(
-        isinstance(context.get("exception"), ZeroDivisionError)
-        for context in reports
+        isinstance(context.get("exception"), ZeroDivisionError) for context in reports
     )
 
 
@@ -328,14 +323,10 @@ async def test_start_tls(loop):
         done.set_result(None)
 
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(
-        *server.sockets[0].getsockname()
-    )
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     writer.write(b"STARTTLS\n")
     assert await within(reader.readline()) == b"go\n"
-    await within(
-        writer.start_tls(client_context, server_hostname="localhost")
-    )
+    await within(writer.start_tls(client_context, server_hostname="localhost"))
     writer.write(b"hello\n")
     assert await within(reader.readline()) == b"secret: hello\n"
     assert await within(reader.read()) == b""
@@ -350,9 +341,7 @@ async def test_types(loop, opened):
     reader, writer, _ = await opened()
     assert type(reader) is asyncio.StreamReader
     assert type(writer) is asyncio.StreamWriter
-    assert isinstance(
-        writer.transport.get_protocol(), asyncio.StreamReaderProtocol
-    )
+    assert isinstance(writer.transport.get_protocol(), asyncio.StreamReaderProtocol)
     assert "StreamReader" in repr(reader)
     assert "StreamWriter" in repr(writer)
 

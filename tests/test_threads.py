@@ -66,9 +66,7 @@ def test_wakes_an_idle_loop(loop):
         assert sleeping.wait(TIMEOUT)
         time.sleep(0.02)
         times["sent"] = time.monotonic()
-        loop.call_soon_threadsafe(
-            lambda: times.setdefault("woken", time.monotonic())
-        )
+        loop.call_soon_threadsafe(lambda: times.setdefault("woken", time.monotonic()))
         loop.call_soon_threadsafe(loop.stop)
 
     thread = start(wake)
@@ -222,9 +220,7 @@ async def test_run_coroutine_threadsafe(loop):
         return value / 2
 
     def ask(value):
-        return asyncio.run_coroutine_threadsafe(work(value), loop).result(
-            TIMEOUT
-        )
+        return asyncio.run_coroutine_threadsafe(work(value), loop).result(TIMEOUT)
 
     assert await in_thread(ask, 4) == 2
     with pytest.raises(TypeError):
@@ -288,9 +284,7 @@ def test_a_whole_loop_in_another_thread(new_loop):
 
     async def work(loop):
         with listener() as lsock:
-            _, protocol = await loop.create_connection(
-                Recorder, *lsock.getsockname()
-            )
+            _, protocol = await loop.create_connection(Recorder, *lsock.getsockname())
             peer, _ = lsock.accept()
         with contextlib.closing(peer):
             peer.sendall(b"data")
@@ -315,8 +309,6 @@ def test_a_whole_loop_in_another_thread(new_loop):
 
 def test_made_in_one_thread_and_run_in_another(loop):
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        future = pool.submit(
-            loop.run_until_complete, asyncio.sleep(0.001, "slept")
-        )
+        future = pool.submit(loop.run_until_complete, asyncio.sleep(0.001, "slept"))
         assert future.result(TIMEOUT) == "slept"
     assert loop.run_until_complete(asyncio.sleep(0, "again")) == "again"

@@ -135,9 +135,7 @@ async def test_delay_that_is_too_large_for_a_float(loop):
         loop.call_later(10**400, print)
 
 
-@pytest.mark.parametrize(
-    "delay", [False, fractions.Fraction(1, 1000), 0.001, 0]
-)
+@pytest.mark.parametrize("delay", [False, fractions.Fraction(1, 1000), 0.001, 0])
 async def test_other_numbers(loop, delay):
     done = loop.create_future()
     handle = loop.call_later(delay, done.set_result, "ran")

@@ -62,9 +62,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(loop, context, served, **options):
-    server = await loop.create_server(
-        served, "127.0.0.1", 0, ssl=context, **options
-    )
+    server = await loop.create_server(served, "127.0.0.1", 0, ssl=context, **options)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -79,9 +77,7 @@ class Peer:
     """A TLS server or client of the standard library's, in threads."""
 
     def __init__(self, context, sock, **options):
-        self.sock = context.wrap_socket(
-            sock, do_handshake_on_connect=False, **options
-        )
+        self.sock = context.wrap_socket(sock, do_handshake_on_connect=False, **options)
 
     async def __aenter__(self):
         await in_thread(self.sock.do_handshake)
@@ -318,9 +314,7 @@ async def test_start_tls_as_a_client(loop, contexts):
     plain.write(b"STARTTLS\n")
     assert await in_thread(read_exactly, other, 9) == b"STARTTLS\n"
     task = asyncio.ensure_future(
-        loop.start_tls(
-            plain, protocol, contexts[1], server_hostname="localhost"
-        )
+        loop.start_tls(plain, protocol, contexts[1], server_hostname="localhost")
     )
     async with Peer(contexts[0], other, server_side=True) as peer:
         transport = await within(task)
@@ -393,14 +387,10 @@ async def test_tls_in_tls(loop, contexts):
         await until(lambda: served.all and served.all[0].transport)
         inner = served.all[0]
         upgrading = asyncio.ensure_future(
-            loop.start_tls(
-                inner.transport, inner, contexts[0], server_side=True
-            )
+            loop.start_tls(inner.transport, inner, contexts[0], server_side=True)
         )
         transport = await within(
-            loop.start_tls(
-                outer, protocol, contexts[1], server_hostname="localhost"
-            )
+            loop.start_tls(outer, protocol, contexts[1], server_hostname="localhost")
         )
         inner.transport = await within(upgrading)
         transport.write(b"wrapped twice")
@@ -524,9 +514,7 @@ async def test_handshake_timeouts(loop, contexts):
             )
     served = Served()
     loop.set_debug(False)  # where it is reported
-    async with serving(
-        loop, contexts[0], served, ssl_handshake_timeout=0.05
-    ) as port:
+    async with serving(loop, contexts[0], served, ssl_handshake_timeout=0.05) as port:
         with dial(("127.0.0.1", port)) as peer:
             assert await in_thread(read_all, peer) == b""
 
@@ -597,9 +585,7 @@ async def test_wrong_arguments(loop, contexts):
         await loop.create_unix_connection(Recorder, "x", ssl=contexts[1])
     for name in ("ssl_handshake_timeout", "ssl_shutdown_timeout"):
         with pytest.raises(ValueError, match="only meaningful with ssl"):
-            await loop.create_connection(
-                Recorder, "127.0.0.1", 1, **{name: 1}
-            )
+            await loop.create_connection(Recorder, "127.0.0.1", 1, **{name: 1})
 
 
 async def test_transports_do_not_warn_when_closed(loop, contexts):

@@ -25,9 +25,7 @@ from support import (
 )
 
 TCP = pytest.mark.parametrize("link", ["tcp", "tcp-accepted"], indirect=True)
-UNIX = pytest.mark.parametrize(
-    "link", ["unix", "unix-accepted"], indirect=True
-)
+UNIX = pytest.mark.parametrize("link", ["unix", "unix-accepted"], indirect=True)
 
 
 def failing(name, error=ZeroDivisionError):
@@ -49,9 +47,7 @@ async def test_fatal_errors(loop, link, name, reports):
     peer.shutdown(socket.SHUT_WR)
     await protocol.lost()
     (context,) = reports
-    assert context["message"] == (
-        f"Fatal error: protocol.{name}() call failed."
-    )
+    assert context["message"] == (f"Fatal error: protocol.{name}() call failed.")
     assert str(context["exception"]) == "on purpose"
     assert context["exception"] is protocol.reason
     assert context["transport"] is transport
@@ -125,9 +121,7 @@ async def test_error_in_connection_lost(loop, link, reports):
 def test_exits_leave_run_forever(loop, name, error):
     one, other = socket.socketpair()
     protocol = failing(name, error)()
-    task = loop.create_task(
-        loop.create_unix_connection(lambda: protocol, sock=one)
-    )
+    task = loop.create_task(loop.create_unix_connection(lambda: protocol, sock=one))
     loop.call_later(10, loop.stop)
     with pytest.raises(error, match="on purpose"):
         if name != "connection_made":
@@ -232,9 +226,7 @@ async def test_peer_gone_before_a_large_write(loop, link):
     assert protocol.calls.count("lost") == 1
 
 
-async def test_writes_after_the_loss_are_dropped_and_logged(
-    loop, link, caplog
-):
+async def test_writes_after_the_loss_are_dropped_and_logged(loop, link, caplog):
     transport, protocol, _ = await link(Recorder)
     transport.abort()
     with caplog.at_level(logging.WARNING, "asyncio"):
@@ -328,9 +320,7 @@ async def test_several_addresses(loop):
             await loop.create_connection(Recorder, "a.name", port)
         if sys.version_info >= (3, 12):
             with pytest.raises(ExceptionGroup) as info:
-                await loop.create_connection(
-                    Recorder, "a.name", port, all_errors=True
-                )
+                await loop.create_connection(Recorder, "a.name", port, all_errors=True)
             assert len(info.value.exceptions) == 2
 
 
@@ -362,9 +352,7 @@ async def test_wrong_arguments_of_create_connection(loop):
         with pytest.raises(ValueError, match="Stream Socket was expected"):
             await loop.connect_accepted_socket(Recorder, udp)
         with pytest.raises(ValueError, match="only meaningful with ssl"):
-            await loop.create_connection(
-                Recorder, sock=sock, server_hostname="x"
-            )
+            await loop.create_connection(Recorder, sock=sock, server_hostname="x")
         with pytest.raises(ValueError, match="UNIX Domain Stream Socket"):
             await loop.create_unix_connection(Recorder, sock=sock)
     with pytest.raises(ValueError, match="no path and sock"):

@@ -167,9 +167,7 @@ async def test_nodelay(loop, link):
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
-@pytest.mark.not_on(
-    "asyncio", reason="it takes a socket of proto 0 for no TCP socket"
-)
+@pytest.mark.not_on("asyncio", reason="it takes a socket of proto 0 for no TCP socket")
 async def test_nodelay_with_given_sockets(loop):
     """Whether they were made with proto 0 or not."""
     made = loop.create_future()
@@ -250,11 +248,7 @@ async def test_the_descriptor_is_protected(loop, link):
 )
 async def test_two_transports_for_one_socket(loop, family, pair):
     mine, peer = pair
-    connect = (
-        loop.create_connection
-        if family == "tcp"
-        else loop.create_unix_connection
-    )
+    connect = loop.create_connection if family == "tcp" else loop.create_unix_connection
     transport, protocol = await connect(Recorder, sock=mine)
     with pytest.raises(RuntimeError, match="is used by transport"):
         await connect(Recorder, sock=mine)
@@ -266,11 +260,7 @@ async def test_two_transports_for_one_socket(loop, family, pair):
 
 async def test_sock_calls_on_a_transports_socket(loop, family, pair):
     mine, _ = pair
-    connect = (
-        loop.create_connection
-        if family == "tcp"
-        else loop.create_unix_connection
-    )
+    connect = loop.create_connection if family == "tcp" else loop.create_unix_connection
     transport, protocol = await connect(Recorder, sock=mine)
     with pytest.raises(RuntimeError, match="is used by transport"):
         await loop.sock_recv(mine, 10)
@@ -372,9 +362,7 @@ async def used_and_lost(link, way, reports):
     return weakref.ref(protocol), weakref.ref(transport)
 
 
-WAYS = pytest.mark.parametrize(
-    "way", ["close", "abort", "peer", "eof", "error"]
-)
+WAYS = pytest.mark.parametrize("way", ["close", "abort", "peer", "eof", "error"])
 
 
 @WAYS
@@ -412,11 +400,7 @@ async def test_a_lost_transport_lets_go_of_its_protocol(loop, link):
 def test_unclosed_transports_warn(loop, family):
     one, other = tcp_pair() if family == "tcp" else unix_pair()
     one.setblocking(False)
-    connect = (
-        loop.create_connection
-        if family == "tcp"
-        else loop.create_unix_connection
-    )
+    connect = loop.create_connection if family == "tcp" else loop.create_unix_connection
     transport, protocol = loop.run_until_complete(connect(Recorder, sock=one))
     number = one.fileno()
     del one

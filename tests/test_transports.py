@@ -117,9 +117,7 @@ async def test_data_that_came_with_the_connection(loop):
 async def test_writes_keep_their_order(loop, link):
     transport, _, peer = await link(Recorder)
     pieces = [bytes([number % 251]) * (number % 700) for number in range(2000)]
-    reading = asyncio.create_task(
-        in_thread(read_exactly, peer, sum(map(len, pieces)))
-    )
+    reading = asyncio.create_task(in_thread(read_exactly, peer, sum(map(len, pieces))))
     for number, piece in enumerate(pieces):
         transport.write(piece)
         if number % 100 == 0:

@@ -67,9 +67,7 @@ async def test_the_loops_own_client(loop, path):
 @pytest.mark.parametrize("kind", [pathlib.Path, os.fsencode, str])
 async def test_kinds_of_paths(loop, path, kind):
     server = await loop.create_unix_server(Echo, kind(path))
-    transport, protocol = await loop.create_unix_connection(
-        Recorder, kind(path)
-    )
+    transport, protocol = await loop.create_unix_connection(Recorder, kind(path))
     transport.write(b"data")
     await protocol.received(4)
     transport.close()
@@ -172,9 +170,7 @@ async def test_wrong_arguments(loop, path):
     with pytest.raises(ValueError, match="can not be specified at the same"):
         await loop.create_unix_connection(Recorder, path, sock=object())
     with pytest.raises(ValueError, match="only meaningful with ssl"):
-        await loop.create_unix_connection(
-            Recorder, path, server_hostname="x"
-        )
+        await loop.create_unix_connection(Recorder, path, server_hostname="x")
 
 
 async def test_context_manager_and_serve_forever(loop, path):

@@ -46,8 +46,8 @@ accept_one(fnet_listener *listener, fnet_batch *batch)
     struct sockaddr_storage addr;
     socklen_t len = sizeof(addr);
 
-    int fd = fnet_sys_accept(listener->source.fd, (struct sockaddr *)&addr,
-                             &len);
+    int fd =
+        fnet_sys_accept(listener->source.fd, (struct sockaddr *)&addr, &len);
     if (fd == -EAGAIN) {
         listener->pending = false;
         return false;
@@ -100,8 +100,8 @@ int
 fnet_listener_attach(fnet_listener *listener, fnet_shard *shard, int fd,
                      int backlog, void *owner)
 {
-    *listener = (fnet_listener){.shard = shard,
-                                .backlog = backlog > 0 ? backlog : 1};
+    *listener =
+        (fnet_listener){.shard = shard, .backlog = backlog > 0 ? backlog : 1};
     fnet_source_init(&listener->source, &listener_ops, owner);
     /* EPOLLEXCLUSIVE is not asked for: with processes that share a listener
      * it would leave edges behind. */

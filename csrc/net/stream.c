@@ -14,7 +14,7 @@ stream_of(fnet_source *source)
     return fnet_container_of(source, fnet_stream, source);
 }
 
-/* -- output, with the lock held ------------------------------------------ */
+/* -- output, with the lock held ------------------------------------------- */
 
 static void
 fail_output_locked(fnet_stream *stream, int error)
@@ -309,15 +309,14 @@ static const fnet_source_ops stream_ops = {
     .flush = stream_flush,
 };
 
-/* -- the layer above ------------------------------------------------------- */
+/* -- the layer above ------------------------------------------------------ */
 
 int
-fnet_stream_attach(fnet_stream *stream, fnet_shard *shard, int fd,
-                   void *owner, bool with_rights)
+fnet_stream_attach(fnet_stream *stream, fnet_shard *shard, int fd, void *owner,
+                   bool with_rights)
 {
-    *stream = (fnet_stream){.shard = shard,
-                            .with_rights = with_rights,
-                            .writable = true};
+    *stream = (fnet_stream){
+        .shard = shard, .with_rights = with_rights, .writable = true};
     fnet_source_init(&stream->source, &stream_ops, owner);
     fnet_chain_init(&stream->out);
     stream->sent_turn = UINT64_MAX;
@@ -426,16 +425,14 @@ queue_piece_locked(fnet_stream *stream, fnet_piece *piece, size_t skip)
     if (piece->foreign == NULL || len <= FNET_COPY_MAX) {
         return fnet_chain_copy(&stream->out, cache, data, len);
     }
-    int rc =
-        fnet_chain_ref(&stream->out, cache, data, len, piece->foreign);
+    int rc = fnet_chain_ref(&stream->out, cache, data, len, piece->foreign);
     piece->kept = rc == 0;
     return rc;
 }
 
 /* True if the piece is to be sent without waiting for company. */
 static bool
-goes_at_once(const fnet_stream *stream, const fnet_piece *piece,
-             size_t pieces)
+goes_at_once(const fnet_stream *stream, const fnet_piece *piece, size_t pieces)
 {
     const fnet_shard *shard = stream->shard;
 
@@ -462,8 +459,8 @@ settle_locked(fnet_stream *stream, size_t pieces)
     if (fnet_chain_empty(&stream->out) || !stream->writable) {
         return; /* the edge of room brings the pass here */
     }
-    bool now = stream->out.bytes >= FNET_SEND_NOW || shard->late ||
-               !shard->defer;
+    bool now =
+        stream->out.bytes >= FNET_SEND_NOW || shard->late || !shard->defer;
     if (!now && pieces > 1 && shard->eager &&
         stream->sent_turn != shard->turn) {
         stream->sent_turn = shard->turn;

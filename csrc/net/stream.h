@@ -60,9 +60,8 @@ typedef struct fnet_stream {
 
 /* Registers the connected, non-blocking socket; input is not wanted yet.  0,
  * or a negative errno with nothing done. */
-FNET_MUST_CHECK int fnet_stream_attach(fnet_stream *stream,
-                                       fnet_shard *shard, int fd, void *owner,
-                                       bool with_rights);
+FNET_MUST_CHECK int fnet_stream_attach(fnet_stream *stream, fnet_shard *shard,
+                                       int fd, void *owner, bool with_rights);
 /* Forgets the descriptor; what was not sent is dropped (foreign memory goes
  * to shard->spent).  `closing` as for fnet_poller_detach(). */
 void fnet_stream_detach(fnet_stream *stream, bool closing);
@@ -70,7 +69,7 @@ void fnet_stream_detach(fnet_stream *stream, bool closing);
 /* Which `kind` sources of streams carry. */
 #define FNET_KIND_STREAM 1
 
-/* -- reading ------------------------------------------------------------ */
+/* -- reading -------------------------------------------------------------- */
 
 /* Input is wanted from now on, or not. */
 void fnet_stream_want(fnet_stream *stream, bool wanted);
@@ -83,7 +82,7 @@ void fnet_stream_taken(fnet_stream *stream);
 /* An end of file that was delivered but not taken is to come again. */
 void fnet_stream_untake_eof(fnet_stream *stream);
 
-/* -- writing ------------------------------------------------------------ */
+/* -- writing -------------------------------------------------------------- */
 
 typedef struct fnet_piece {
     const char *data;

@@ -36,10 +36,8 @@ fnet_batch_push(fnet_batch *batch, fnet_source *source, enum fnet_what what,
 {
     fnet_assert(batch->count < FNET_BATCH_MAX);
     fnet_completion *item = &batch->items[batch->count++];
-    *item = (fnet_completion){.source = source,
-                              .tag = source->tag,
-                              .result = result,
-                              .what = what};
+    *item = (fnet_completion){
+        .source = source, .tag = source->tag, .result = result, .what = what};
     return item;
 }
 

@@ -60,8 +60,7 @@ look(fnet_shard *shard, look_state *state)
             state->next = shard->turn_began + PERIOD;
         }
     }
-    state->idle =
-        shard->deferrals == state->deferrals ? state->idle + 1 : 0;
+    state->idle = shard->deferrals == state->deferrals ? state->idle + 1 : 0;
     state->deferrals = shard->deferrals;
     if (state->idle > IDLE_LOOKS) {
         shard->prompter_up = false;
@@ -71,18 +70,9 @@ look(fnet_shard *shard, look_state *state)
     return awake;
 }
 
-static void
-wait_until(fnet_prompter *prompter, int64_t at)
-{
-    struct timespec until = {.tv_sec = (time_t)(at / FNET_SEC),
-                             .tv_nsec = (long)(at % FNET_SEC)};
-
-    while (!prompter->stop &&
-           pthread_cond_timedwait(&prompter->wake, &prompter->mutex,
-                                  &until) == 0) {
-    }
-}
-
+/* With the mutex held, which is given up meanwhile.  A plain sleep: one system
+ * call per look, where a timed wait for the condition takes two; who stops
+ * the thread waits for the rest of its millisecond. */
 static void
 watch(fnet_prompter *prompter)
 {
@@ -90,11 +80,10 @@ watch(fnet_prompter *prompter)
     bool awake = true;
 
     while (awake && !prompter->stop) {
-        wait_until(prompter, state.next);
-        if (prompter->stop) {
-            break;
-        }
         pthread_mutex_unlock(&prompter->mutex);
+        struct timespec until = {.tv_sec = (time_t)(state.next / FNET_SEC),
+                                 .tv_nsec = (long)(state.next % FNET_SEC)};
+        (void)clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
         awake = look(prompter->shard, &state);
         pthread_mutex_lock(&prompter->mutex);
     }
@@ -189,7 +178,6 @@ wake_locked(void *arg)
 int
 fnet_prompter_new(fnet_prompter **out, fnet_shard *shard)
 {
-    pthread_condattr_t attr;
     fnet_prompter *prompter = fnet_calloc(1, sizeof(*prompter));
 
     if (prompter == NULL) {
@@ -197,10 +185,7 @@ fnet_prompter_new(fnet_prompter **out, fnet_shard *shard)
     }
     prompter->shard = shard;
     pthread_mutex_init(&prompter->mutex, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&prompter->wake, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&prompter->wake, NULL);
     shard->wake_prompter = wake_locked;
     shard->prompter = prompter;
     *out = prompter;

@@ -70,8 +70,7 @@ static bool
 note_event(fnet_shard *shard, const struct epoll_event *event)
 {
     fnet_source *source = fnet_poller_lookup(&shard->poller, event->data.u64);
-    if (source == NULL ||
-        !source->ops->event(shard, source, event->events)) {
+    if (source == NULL || !source->ops->event(shard, source, event->events)) {
         return false;
     }
     fnet_shard_make_ready(shard, source);

@@ -55,16 +55,16 @@ typedef struct fnet_landing {
 
 typedef struct fnet_shard_stats {
     uint64_t passes;
-    uint64_t polls;      /* calls of epoll_wait */
-    uint64_t events;     /* what they returned */
-    uint64_t quiet;      /* returns with nothing for anybody, polled again */
-    uint64_t disarmed;   /* inputs switched off because nobody wanted them */
-    uint64_t reads;      /* receive calls */
+    uint64_t polls;    /* calls of epoll_wait */
+    uint64_t events;   /* what they returned */
+    uint64_t quiet;    /* returns with nothing for anybody, polled again */
+    uint64_t disarmed; /* inputs switched off because nobody wanted them */
+    uint64_t reads;    /* receive calls */
     uint64_t bytes_read;
-    uint64_t writes;     /* write() calls of the layer above */
-    uint64_t sends;      /* send calls they took */
+    uint64_t writes; /* write() calls of the layer above */
+    uint64_t sends;  /* send calls they took */
     uint64_t bytes_sent;
-    uint64_t prompted;   /* flushes by the prompter */
+    uint64_t prompted; /* flushes by the prompter */
     uint64_t accepts;
 } fnet_shard_stats;
 

@@ -10,6 +10,8 @@
 
 #include <math.h>
 
+#define DEALLOC_DEPTH 32
+
 /* -- life ------------------------------------------------------------------- */
 
 static PyObject *
@@ -196,18 +198,35 @@ free_object(HandleObject *self)
 }
 
 static void
-handle_dealloc(HandleObject *self)
+empty_object(HandleObject *self)
 {
-    PyObject_GC_UnTrack(self);
-    /* A handle may be the argument of the next one, and so on: without the
-     * trashcan a long chain of them overflows the stack. */
-    Py_TRASHCAN_BEGIN(self, handle_dealloc)
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs((PyObject *)self);
     }
     handle_clear(self);
     fnet_assert(!self->is_timer ||
                 !fnet_heap_contains(&((TimerObject *)self)->node));
+}
+
+/* A handle may be the argument of the next one, and so on: without the
+ * trashcan a long chain of them overflows the stack.  It costs 5 ns, so the
+ * first few of a chain do without. */
+static void
+handle_dealloc(HandleObject *self)
+{
+    PyObject_GC_UnTrack(self);
+#if FNET_FREELISTS
+    module_state *state = self->loop->state;
+    if (FNET_LIKELY(state->dealloc_depth < DEALLOC_DEPTH)) {
+        state->dealloc_depth++;
+        empty_object(self);
+        state->dealloc_depth--;
+        free_object(self);
+        return;
+    }
+#endif
+    Py_TRASHCAN_BEGIN(self, handle_dealloc)
+    empty_object(self);
     free_object(self);
     Py_TRASHCAN_END
 }

@@ -59,6 +59,7 @@ typedef struct module_state {
     PyObject *free_handles[FNET_FREELIST_MAX];
     PyObject *free_timers[FNET_FREELIST_MAX];
     int free_handles_count, free_timers_count;
+    int dealloc_depth; /* handles whose arguments are being dropped */
 #endif
 } module_state;
 

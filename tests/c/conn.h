@@ -112,7 +112,7 @@ conn_until(conn *c, got *g, size_t bytes, unsigned ends)
     CHECK(g->bytes == bytes && g->eofs + g->errors == ends);
 }
 
-/* -- writing ------------------------------------------------------------- */
+/* -- writing -------------------------------------------------------------- */
 
 /* Memory that a stream may keep a reference of. */
 typedef struct foreign {

@@ -35,8 +35,8 @@ typedef struct model {
     /* input */
     size_t sent, read;
     bool peer_shut;
-    bool ended;   /* EOF or ERROR was posted, or received */
-    bool posted;  /* READABLE, not yet taken */
+    bool ended;  /* EOF or ERROR was posted, or received */
+    bool posted; /* READABLE, not yet taken */
 } model;
 
 static char landing_place[LANDING_SIZE];
@@ -52,8 +52,7 @@ give_up(const model *m, int line, const char *what)
     abort();
 }
 
-#define REQUIRE(m, expr)                                                      \
-    ((expr) ? (void)0 : give_up((m), __LINE__, #expr))
+#define REQUIRE(m, expr) ((expr) ? (void)0 : give_up((m), __LINE__, #expr))
 
 static unsigned
 next(model *m)
@@ -65,7 +64,8 @@ next(model *m)
 static size_t
 next_size(model *m)
 {
-    unsigned mantissa = next(m), shift = next(m) % 10;
+    unsigned mantissa = next(m);
+    unsigned shift = next(m) % 10;
     return ((size_t)mantissa << shift) + 1;
 }
 
@@ -75,7 +75,7 @@ is_lost(int error)
     return error == -EPIPE || error == -ECONNRESET;
 }
 
-/* -- output ---------------------------------------------------------------- */
+/* -- output --------------------------------------------------------------- */
 
 static bool
 may_fail(const model *m)
@@ -168,7 +168,7 @@ peer_takes(model *m, size_t len)
     }
 }
 
-/* -- input ----------------------------------------------------------------- */
+/* -- input ---------------------------------------------------------------- */
 
 static void
 peer_sends(model *m, size_t len)
@@ -247,7 +247,7 @@ receive(model *m, size_t len)
     fnet_stream_taken(&m->s);
 }
 
-/* -- passes ---------------------------------------------------------------- */
+/* -- passes --------------------------------------------------------------- */
 
 static void
 deliver_error(model *m, const fnet_completion *item)
@@ -316,8 +316,7 @@ pass(model *m, unsigned flags)
     REQUIRE(m, m->s.out.bytes == 0 || !m->s.writable);
     REQUIRE(m, fnet_list_empty(&m->s.source.dirty));
     REQUIRE(m, !m->s.wanted || m->read == m->sent || listed || m->posted);
-    REQUIRE(m, !m->notify || m->s.out.bytes > m->low || listed ||
-                   m->dropped);
+    REQUIRE(m, !m->notify || m->s.out.bytes > m->low || listed || m->dropped);
     reap(m);
 }
 
@@ -339,6 +338,59 @@ change_hands(model *m)
     attach(m);
 }
 
+/* -- operations ----------------------------------------------------------- */
+
+static void
+write_one(model *m)
+{
+    size_t foreign = next(m) % 2;
+    write_pieces(m, 1, next_size(m), foreign ? 1 : 2);
+}
+
+static void
+write_many(model *m)
+{
+    size_t n = next(m) % 100;
+    size_t len = next(m) * 16 + 1;
+    write_pieces(m, n, len, next(m) % 5 + 1);
+}
+
+static void
+write_without_memory(model *m)
+{
+    if (next(m) % 4 == 0) {
+        size_t n = next(m) % 100;
+        size_t len = next(m) * 16 + 1;
+        fnet_mem_fail_after((long)(next(m) % 16));
+        write_pieces(m, n, len, 3);
+        fnet_mem_fail_after(-1);
+    }
+}
+
+static void
+take_some(model *m)
+{
+    peer_takes(m, next_size(m));
+}
+
+static void
+take_all(model *m)
+{
+    peer_takes(m, SIZE_MAX);
+}
+
+static void
+feed(model *m)
+{
+    peer_sends(m, next_size(m));
+}
+
+static void
+want(model *m)
+{
+    fnet_stream_want(&m->s, next(m) % 3 > 0);
+}
+
 /* Input that nobody wants, until it is switched off. */
 static void
 be_quiet(model *m)
@@ -351,115 +403,95 @@ be_quiet(model *m)
 }
 
 static void
-operate(model *m)
+turn(model *m)
 {
-    switch (next(m) % 25) {
-    case 0:
-    case 1:
-        write_pieces(m, 1, next_size(m), 2);
-        break;
-    case 2:
-        write_pieces(m, 1, next_size(m), 1);
-        break;
-    case 3:
-        write_pieces(m, next(m) % 100, next(m) * 16 + 1, next(m) % 5 + 1);
-        break;
-    case 4:
-        peer_takes(m, next_size(m));
-        break;
-    case 5:
-        peer_takes(m, SIZE_MAX);
-        break;
-    case 6:
-    case 7:
-        peer_sends(m, next_size(m));
-        break;
-    case 8:
-        peer_passes(m);
-        break;
-    case 9:
-    case 10:
-        fnet_stream_want(&m->s, true);
-        break;
-    case 11:
-        fnet_stream_want(&m->s, false);
-        break;
-    case 12:
-    case 13:
-        pass(m, next(m) & 5);
-        break;
-    case 14:
-        pass(m, next(m));
-        break;
-    case 15:
-        fnet_stream_set_direct(&m->s, next(m) % 2);
-        m->posted = false;
-        break;
-    case 16:
-        receive(m, next_size(m));
-        break;
-    case 17:
-        if (next(m) % 2) {
-            fnet_shard_flush(&m->w.shard); /* as the prompter does */
-        }
-        else {
-            fnet_stream_flush(&m->s);
-        }
-        m->w.shard.late = next(m) % 4 == 0;
-        break;
-    case 18:
-        m->low = next_size(m) - 1;
-        m->notify = true;
-        fnet_stream_notify(&m->s, m->low);
-        break;
-    case 19:
-        send_by_hand(m);
-        break;
-    case 20:
-        if (m->ended && m->s.error == 0 && m->peer >= 0) {
-            m->ended = false;
-            fnet_stream_untake_eof(&m->s);
-            fnet_stream_want(&m->s, m->s.wanted);
-        }
-        break;
-    case 21:
-        if (next(m) % 4 == 0) {
-            fnet_mem_fail_after((long)(next(m) % 16));
-            write_pieces(m, next(m) % 100, next_size(m) % 5000 + 1, 3);
-            fnet_mem_fail_after(-1);
-        }
-        break;
-    case 22:
-        if (next(m) % 4 == 0) {
-            change_hands(m);
-        }
-        break;
-    case 23:
-        be_quiet(m);
-        break;
-    default:
-        switch (next(m) % 16) {
-        case 0:
-            fnet_stream_drop(&m->s);
-            m->dropped = true;
-            m->claims = false;
-            break;
-        case 1:
-            fnet_stream_shutdown(&m->s);
-            m->shut = true;
-            break;
-        case 2:
-            peer_leaves(m);
-            break;
-        case 3:
-            m->peer_shut = true;
-            (void)fnet_sys_shutdown(m->peer, SHUT_WR);
-            break;
-        }
+    pass(m, next(m));
+}
+
+static void
+set_direct(model *m)
+{
+    fnet_stream_set_direct(&m->s, next(m) % 2);
+    m->posted = false;
+}
+
+static void
+receive_some(model *m)
+{
+    receive(m, next_size(m));
+}
+
+static void
+flush(model *m)
+{
+    unsigned flags = next(m);
+    if ((flags & 1) != 0) {
+        fnet_shard_flush(&m->w.shard); /* as the prompter does */
+    }
+    else {
+        fnet_stream_flush(&m->s);
+    }
+    m->w.shard.late = (flags & 6) == 0;
+}
+
+static void
+notify(model *m)
+{
+    m->low = next_size(m) - 1;
+    m->notify = true;
+    fnet_stream_notify(&m->s, m->low);
+}
+
+static void
+untake_the_end(model *m)
+{
+    if (m->ended && m->s.error == 0 && m->peer >= 0) {
+        m->ended = false;
+        fnet_stream_untake_eof(&m->s);
+        fnet_stream_want(&m->s, m->s.wanted);
     }
 }
 
-/* -- the whole ------------------------------------------------------------- */
+/* What there is little to see after. */
+static void
+end_something(model *m)
+{
+    switch (next(m) % 32) {
+    case 0:
+        fnet_stream_drop(&m->s);
+        m->dropped = true;
+        m->claims = false;
+        break;
+    case 1:
+        fnet_stream_shutdown(&m->s);
+        m->shut = true;
+        break;
+    case 2:
+        peer_leaves(m);
+        break;
+    case 3:
+        m->peer_shut = true;
+        (void)fnet_sys_shutdown(m->peer, SHUT_WR);
+        break;
+    case 4:
+        change_hands(m);
+        break;
+    default:
+        break;
+    }
+}
+
+/* Some of them more often than others. */
+static void (*const operations[])(model *) = {
+    write_one,      write_one,    write_many,    write_without_memory,
+    turn,           turn,         turn,          take_some,
+    take_some,      take_all,     feed,          feed,
+    want,           want,         be_quiet,      peer_passes,
+    flush,          notify,       send_by_hand,  set_direct,
+    untake_the_end, receive_some, end_something,
+};
+
+/* -- the whole ------------------------------------------------------------ */
 
 static bool
 output_is_settled(const model *m)
@@ -512,7 +544,7 @@ run(model *m)
     m->w.shard.defer = next(m) % 8 != 0;
     attach(m);
     while (m->program < m->end) {
-        operate(m);
+        operations[next(m) % FNET_COUNTOF(operations)](m);
     }
     settle(m);
     fnet_stream_detach(&m->s, true);

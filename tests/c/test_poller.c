@@ -159,8 +159,7 @@ many_sources(void)
     }
     CHECK(harvest(&poller, events, MANY + 1) == MANY);
     for (int i = 0; i < MANY; i++) {
-        fnet_source *source =
-            fnet_poller_lookup(&poller, events[i].data.u64);
+        fnet_source *source = fnet_poller_lookup(&poller, events[i].data.u64);
         CHECK(source != NULL && !seen[source - sources]);
         seen[source - sources] = true;
     }
@@ -220,8 +219,10 @@ static void
 init_without_memory_or_descriptors(void)
 {
     fnet_poller poller;
+    fnet_source source;
     struct rlimit before;
     int fds = world_count_fds();
+    fnet_source_init(&source, NULL, NULL);
     fnet_mem_fail_after(0);
     CHECK(fnet_poller_init(&poller) == -ENOMEM);
     CHECK(poller.epfd == -1 && world_count_fds() == fds);
@@ -236,6 +237,7 @@ init_without_memory_or_descriptors(void)
         CHECK(fnet_poller_init(&poller) == -EMFILE);
         CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
         CHECK(poller.epfd == -1 && world_count_fds() == fds);
+        CHECK(fnet_poller_attach(&poller, &source, 0, INPUT) == -EBADF);
         fnet_poller_fini(&poller); /* harmless */
     }
     CHECK(world_count_fds() == fds);
@@ -335,8 +337,7 @@ modify(void)
     world_pair(fds);
     CHECK(fnet_poller_init(&poller) == 0);
     fnet_source_init(&source, NULL, NULL);
-    CHECK(fnet_poller_attach(&poller, &source, fds[0], FNET_EVENTS_EDGE) ==
-          0);
+    CHECK(fnet_poller_attach(&poller, &source, fds[0], FNET_EVENTS_EDGE) == 0);
     CHECK(harvest(&poller, &event, 1) == 1 && event.events == EPOLLOUT);
     CHECK(fnet_poller_modify(&poller, &source, FNET_EVENTS_QUIET) == 0);
     CHECK(world_send(fds[1], 0, 1) == 1);

@@ -7,21 +7,21 @@
 #include <sys/resource.h>
 #include <sys/time.h>
 
-/* -- a kind of source for these tests: an eventfd ---------------------------- */
+/* -- a kind of source for these tests: an eventfd ------------------------- */
 
 typedef struct probe {
     fnet_source source;
     int number;
     int fd;
-    int posts;        /* completions that it posts each time */
-    int more;         /* times that it says there is more to do */
-    int ignores;      /* events that concern nobody */
-    int rings;        /* the eventfd that such an event rings, or -1 */
-    size_t bytes;     /* that it receives each time */
-    int events;       /* calls */
-    int readies;      /* calls that posted */
-    int flushes;      /* calls */
-    int put_back;     /* flushes after which it has output again */
+    int posts;    /* completions that it posts each time */
+    int more;     /* times that it says there is more to do */
+    int ignores;  /* events that concern nobody */
+    int rings;    /* the eventfd that such an event rings, or -1 */
+    size_t bytes; /* that it receives each time */
+    int events;   /* calls */
+    int readies;  /* calls that posted */
+    int flushes;  /* calls */
+    int put_back; /* flushes after which it has output again */
 } probe;
 
 /* The order in which the probes were called, by number. */
@@ -156,7 +156,7 @@ probes_fini(probe *probes, int count, world *w)
     world_fini(w);
 }
 
-/* -- init ---------------------------------------------------------------- */
+/* -- init ----------------------------------------------------------------- */
 
 static void
 init_without_memory_or_descriptors(void)
@@ -199,7 +199,7 @@ fini_with_a_source(void)
     probes_fini(&p, 1, &w);
 }
 
-/* -- reading ------------------------------------------------------------- */
+/* -- reading -------------------------------------------------------------- */
 
 static void
 in_the_order_of_events(void)
@@ -219,8 +219,7 @@ in_the_order_of_events(void)
         const fnet_completion *item = &w.batch.items[i];
         CHECK(item->result == order[i]);
         CHECK(item->source == &p[order[i]].source);
-        CHECK(fnet_poller_lookup(&w.shard.poller, item->tag) ==
-              item->source);
+        CHECK(fnet_poller_lookup(&w.shard.poller, item->tag) == item->source);
     }
     CHECK(world_pass(&w) == 0 && CALLED_NOBODY());
     CHECK(w.shard.stats.passes == 2 && w.shard.stats.events == 4);
@@ -361,7 +360,7 @@ detached_before_its_turn(void)
     probes_fini(p, 3, &w);
 }
 
-/* -- waiting ------------------------------------------------------------- */
+/* -- waiting -------------------------------------------------------------- */
 
 static void
 quiet_events_are_polled_again(void)
@@ -495,7 +494,7 @@ a_signal_ends_the_wait(void)
     world_fini(&w);
 }
 
-/* -- turns --------------------------------------------------------------- */
+/* -- turns ---------------------------------------------------------------- */
 
 static void
 begin_of_a_turn(void)
@@ -589,7 +588,7 @@ deferring_wakes_the_prompter(void)
     probes_fini(p, 2, &w);
 }
 
-/* -- memory -------------------------------------------------------------- */
+/* -- memory --------------------------------------------------------------- */
 
 static void
 landings(void)

@@ -245,7 +245,7 @@ passed_descriptors(void)
     }
 }
 
-/* -- direct streams ------------------------------------------------------ */
+/* -- direct streams ------------------------------------------------------- */
 
 static void
 direct_reads(void)
@@ -331,11 +331,12 @@ direct_or_not(void)
     CHECK(fnet_stream_recv(&c.s, data, 10) == 10);
     CHECK(world_matches(data, 10, 10));
     fnet_stream_set_direct(&c.s, false);
-    CHECK(conn_step(&c, &g) == 0 && g.bytes == 10); /* finds EAGAIN, posts none */
+    CHECK(conn_step(&c, &g) == 0 &&
+          g.bytes == 10); /* finds EAGAIN, posts none */
     conn_fini(&c);
 }
 
-/* -- input that nobody wants -------------------------------------------------- */
+/* -- input that nobody wants ---------------------------------------------- */
 
 static void
 not_wanted_in_time(void)
@@ -467,7 +468,7 @@ output_while_switched_off(void)
     }
 }
 
-/* -- memory -------------------------------------------------------------- */
+/* -- memory --------------------------------------------------------------- */
 
 static char landing_place[64 * KIB];
 static int landing_owner;
@@ -591,8 +592,7 @@ readers_take_turns(void)
         world_pair(ends);
         fds[i] = ends[0];
         peers[i] = ends[1];
-        CHECK(fnet_sys_set_int(peers[i], SOL_SOCKET, SO_SNDBUF, 1 << 20) ==
-              0);
+        CHECK(fnet_sys_set_int(peers[i], SOL_SOCKET, SO_SNDBUF, 1 << 20) == 0);
         CHECK(fnet_stream_attach(&s[i], &w.shard, fds[i], &w, true) == 0);
         fnet_stream_want(&s[i], true);
         sent[i] = world_send(peers[i], 0, 2 * MIB);
@@ -615,7 +615,7 @@ readers_take_turns(void)
     world_fini(&w);
 }
 
-/* -- the end of a stream ------------------------------------------------------- */
+/* -- the end of a stream -------------------------------------------------- */
 
 static void
 detached_with_input_waiting(void)

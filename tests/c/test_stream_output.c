@@ -84,7 +84,7 @@ a_late_turn_sends_at_once(void)
     got g = {0};
     conn_init(&c);
     CHECK(conn_write(&c, 10) == 10);
-    c.w.shard.late = true; /* as the prompter says */
+    c.w.shard.late = true;          /* as the prompter says */
     CHECK(conn_write(&c, 10) == 0); /* with what waited before it */
     CHECK(arrives(&c, 20) && sends(&c) == 1);
     CHECK(conn_write(&c, 10) == 0);
@@ -170,8 +170,7 @@ pieces_leave_together(void)
             {.data = f[1].data, .len = f[1].len, .foreign = &f[1]},
         };
         fnet_shard_begin_turn(&c.w.shard, eager);
-        ssize_t left =
-            fnet_stream_write(&c.s, pieces, FNET_COUNTOF(pieces));
+        ssize_t left = fnet_stream_write(&c.s, pieces, FNET_COUNTOF(pieces));
         c.written = 3120;
         CHECK(left == (eager ? 0 : 3120));
         memset(first, 'x', sizeof(first)); /* these were copied */
@@ -219,7 +218,7 @@ very_many_pieces(void)
     conn_fini(&c);
 }
 
-/* -- a full socket ----------------------------------------------------------- */
+/* -- a full socket -------------------------------------------------------- */
 
 static void
 partial_sends(void)
@@ -280,7 +279,7 @@ references_are_kept_until_sent(void)
     conn_fini(&c);
 }
 
-/* -- OUTPUT ------------------------------------------------------------------ */
+/* -- OUTPUT --------------------------------------------------------------- */
 
 static void
 news_of_the_low_mark(void)
@@ -411,7 +410,7 @@ news_of_room(void)
     conn_fini(&c);
 }
 
-/* -- the end --------------------------------------------------------------- */
+/* -- the end -------------------------------------------------------------- */
 
 static void
 shutdown_after_the_output(void)
@@ -476,7 +475,7 @@ detached_with_output(void)
     conn_fini(&c);
 }
 
-/* -- errors ---------------------------------------------------------------- */
+/* -- errors --------------------------------------------------------------- */
 
 /* After the error nothing is sent, queued or told any more. */
 static void
@@ -575,8 +574,7 @@ an_error_in_the_turn(void)
             CHECK(conn_step(&c, &g) == 0);
         }
         else {
-            CHECK(fnet_shard_pass(&c.w.shard, &c.w.batch, FNET_FOREVER) ==
-                  0);
+            CHECK(fnet_shard_pass(&c.w.shard, &c.w.batch, FNET_FOREVER) == 0);
             fnet_shard_begin_turn(&c.w.shard, false);
             CHECK(world_only(&c.w, &c.s.source, FNET_WHAT_ERROR, -EPIPE));
         }
@@ -586,7 +584,7 @@ an_error_in_the_turn(void)
     }
 }
 
-/* -- without memory ------------------------------------------------------------ */
+/* -- without memory ------------------------------------------------------- */
 
 enum { OOM_PIECES = 30 };
 
@@ -624,8 +622,8 @@ write_with_failure(long n, bool full)
     size_t before = c.written, total = 0;
     for (int i = 0; i < OOM_PIECES; i++) {
         f[i] = foreign_new(before + total, oom_size(i));
-        pieces[i] = (fnet_piece){f[i].data, f[i].len,
-                                 i % 2 ? &f[i] : NULL, false};
+        pieces[i] =
+            (fnet_piece){f[i].data, f[i].len, i % 2 ? &f[i] : NULL, false};
         total += f[i].len;
     }
     fnet_mem_fail_after(n);

@@ -50,8 +50,7 @@ told(watched *x)
         return 0;
     }
     const fnet_completion *item = &x->w.batch.items[0];
-    CHECK(world_only(&x->w, &x->watch.source, FNET_WHAT_WATCH,
-                     item->result));
+    CHECK(world_only(&x->w, &x->watch.source, FNET_WHAT_WATCH, item->result));
     CHECK(item->result != 0);
     return (uint32_t)item->result;
 }
@@ -79,7 +78,7 @@ make_room(watched *x)
     }
 }
 
-/* -- levels ---------------------------------------------------------------- */
+/* -- levels --------------------------------------------------------------- */
 
 static void
 a_level_is_told_while_it_lasts(void)
@@ -107,7 +106,7 @@ a_level_is_told_while_it_lasts(void)
     watched_fini(&x);
 }
 
-/* -- waits ----------------------------------------------------------------- */
+/* -- waits ---------------------------------------------------------------- */
 
 static void
 a_wait_is_told_once(void)
@@ -199,7 +198,7 @@ given_up_before_it_was_told(void)
     watched_fini(&x);
 }
 
-/* -- events that nobody waits for -------------------------------------------------- */
+/* -- events that nobody waits for ----------------------------------------- */
 
 static void
 quiet_events_switch_it_off(void)
@@ -259,7 +258,7 @@ never_off_while_somebody_waits(void)
     watched_fini(&x);
 }
 
-/* -- both kinds at once --------------------------------------------------------- */
+/* -- both kinds at once --------------------------------------------------- */
 
 static void
 a_level_and_a_wait(void)
@@ -308,7 +307,7 @@ from_one_kind_to_the_other(void)
     watched_fini(&x);
 }
 
-/* -- ends and errors ------------------------------------------------------------ */
+/* -- ends and errors ------------------------------------------------------ */
 
 /* A hang-up ends every kind of waiting, as for select(). */
 static void
