@@ -12,7 +12,8 @@
 
 #define DEALLOC_DEPTH 32
 
-/* -- life ------------------------------------------------------------------- */
+/* -- life -------------------------------------------------------------------
+ */
 
 static PyObject *
 new_object(module_state *state, bool timer)
@@ -76,8 +77,8 @@ init_handle(HandleObject *self, LoopObject *loop, PyObject *callback,
         rc = -1;
     }
     if (rc == 0 && loop->debug) {
-        PyObject *stack = PyObject_CallMethod(loop->state->report,
-                                              "extract_stack", NULL);
+        PyObject *stack =
+            PyObject_CallMethod(loop->state->report, "extract_stack", NULL);
         if (stack == NULL) {
             rc = -1;
         }
@@ -121,8 +122,7 @@ fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
     self->handle.is_timer = true;
     self->when = when;
     fnet_heap_node_init(&self->node);
-    if (init_handle(&self->handle, loop, callback, args, nargs, context) <
-        0) {
+    if (init_handle(&self->handle, loop, callback, args, nargs, context) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -225,8 +225,7 @@ handle_dealloc(HandleObject *self)
         return;
     }
 #endif
-    Py_TRASHCAN_BEGIN(self, handle_dealloc)
-    empty_object(self);
+    Py_TRASHCAN_BEGIN(self, handle_dealloc) empty_object(self);
     free_object(self);
     Py_TRASHCAN_END
 }
@@ -246,7 +245,8 @@ fnet_handle_clear_freelists(module_state *state)
 #endif
 }
 
-/* -- running ---------------------------------------------------------------- */
+/* -- running ----------------------------------------------------------------
+ */
 
 static PyObject *
 call_in_context(HandleObject *self)
@@ -291,8 +291,8 @@ call_failed(LoopObject *loop, HandleObject *self)
         return -1;
     }
     PyObject *exc = fnet_err_take();
-    int rc = fnet_report(loop->state, "callback_failed", "(OOO)", loop, self,
-                         exc);
+    int rc =
+        fnet_report(loop->state, "callback_failed", "(OOO)", loop, self, exc);
     Py_DECREF(exc);
     return rc;
 }
@@ -354,7 +354,8 @@ fnet_handle_drop(HandleObject *self)
     Py_DECREF(self);
 }
 
-/* -- Python's face ------------------------------------------------------------ */
+/* -- Python's face
+ * ------------------------------------------------------------ */
 
 static PyObject *
 or_none(PyObject *object)
@@ -556,8 +557,8 @@ same_answer(TimerObject *self, TimerObject *that,
 {
     PyObject *one = ask(&self->handle, which);
     PyObject *other = one == NULL ? NULL : ask(&that->handle, which);
-    int same = other == NULL ? -1
-                             : PyObject_RichCompareBool(one, other, Py_EQ);
+    int same =
+        other == NULL ? -1 : PyObject_RichCompareBool(one, other, Py_EQ);
     Py_XDECREF(one);
     Py_XDECREF(other);
     return same;

@@ -9,345 +9,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 
 /* 64 MiB of free blocks over all classes, unless PYFASTNET_CACHE_LIMIT says
  * otherwise: as much as a burst on a thousand connections uses at a time. */
 #define CACHE_LIMIT ((size_t)64 << 20)
 #define RING_START 256
 
-/* -- the ready queue ---------------------------------------------------------- */
-
-static int
-grow_ring(LoopObject *self)
-{
-    size_t capacity = self->ring_mask + 1;
-    HandleObject **ring = PyMem_New(HandleObject *, capacity * 2);
-    if (ring == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (size_t i = 0; i < self->ring_count; i++) {
-        ring[i] = self->ring[(self->ring_head + i) & self->ring_mask];
-    }
-    PyMem_Free(self->ring);
-    self->ring = ring;
-    self->ring_head = 0;
-    self->ring_mask = capacity * 2 - 1;
-    return 0;
-}
-
-int
-fnet_loop_push(LoopObject *self, HandleObject *handle)
-{
-    if (FNET_UNLIKELY(self->ring_count > self->ring_mask) &&
-        grow_ring(self) < 0) {
-        Py_DECREF(handle);
-        return -1;
-    }
-    self->ring[(self->ring_head + self->ring_count++) & self->ring_mask] =
-        handle;
-    return 0;
-}
-
-int
-fnet_loop_call_soon(LoopObject *self, PyObject *callback,
-                    PyObject *const *args, Py_ssize_t nargs,
-                    PyObject *context)
-{
-    if (callback == NULL) {
-        return -1;
-    }
-    HandleObject *handle =
-        fnet_handle_new(self, callback, args, nargs, context);
-    return handle == NULL ? -1 : fnet_loop_push(self, handle);
-}
-
-/* -- checks --------------------------------------------------------------------- */
-
-static FNET_COLD int
-refuse(LoopObject *self)
-{
-    PyErr_SetString(PyExc_RuntimeError,
-                    self->closed
-                        ? "Event loop is closed"
-                        : "this event loop belongs to the parent process: "
-                          "after a fork make a new one");
-    return -1;
-}
-
-int
-fnet_loop_check(LoopObject *self)
-{
-    return FNET_UNLIKELY(self->closed || self->forked) ? refuse(self) : 0;
-}
-
-int
-fnet_loop_check_thread(LoopObject *self)
-{
-    if (FNET_UNLIKELY(self->forked)) {
-        return refuse(self);
-    }
-    if (FNET_UNLIKELY(self->passing)) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "Non-thread-safe operation invoked on an event loop "
-                        "from another thread: use call_soon_threadsafe()");
-        return -1;
-    }
-    return 0;
-}
-
-/* Debug mode: the right thread, and something that can be called. */
-int
-fnet_loop_check_debug_call(LoopObject *self, PyObject *callback,
-                           const char *method)
-{
-    PyObject *result;
-
-    if (method[0] != '_') {
-        result = PyObject_CallMethod((PyObject *)self, "_check_thread", NULL);
-        if (result == NULL) {
-            return -1;
-        }
-        Py_DECREF(result);
-    }
-    else {
-        method++;
-    }
-    result = PyObject_CallMethod((PyObject *)self, "_check_callback", "Os",
-                                 callback, method);
-    Py_XDECREF(result);
-    return result == NULL ? -1 : 0;
-}
-
-/* -- arguments of call_soon() and its kin ---------------------------------------- */
-
-typedef struct call_args {
-    PyObject *lead; /* delay or when; NULL for call_soon */
-    PyObject *callback;
-    PyObject *context; /* borrowed, may be NULL */
-    PyObject *const *args;
-    Py_ssize_t nargs;
-} call_args;
-
-static FNET_COLD int
-take_keyword(module_state *state, const char *method, PyObject *name,
-             PyObject *value, const char *lead_name, call_args *out)
-{
-    PyObject **place = NULL;
-
-    if (PyUnicode_CompareWithASCIIString(name, "context") == 0) {
-        place = &out->context;
-    }
-    else if (PyUnicode_CompareWithASCIIString(name, "callback") == 0 &&
-             out->callback == NULL) {
-        place = &out->callback;
-    }
-    else if (lead_name != NULL && out->lead == NULL &&
-             PyUnicode_CompareWithASCIIString(name, lead_name) == 0) {
-        place = &out->lead;
-    }
-    if (place == NULL) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s() got an unexpected keyword argument '%U'", method,
-                     name);
-        return -1;
-    }
-    *place = value;
-    return 0;
-}
-
-static FNET_COLD int
-take_keywords(module_state *state, const char *method, PyObject *kwnames,
-              PyObject *const *values, const char *lead_name, call_args *out)
-{
-    Py_ssize_t n = PyTuple_GET_SIZE(kwnames);
-
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (take_keyword(state, method, PyTuple_GET_ITEM(kwnames, i),
-                         values[i], lead_name, out) < 0) {
-            return -1;
-        }
-    }
-    if (n == 1 && out->context == values[0]) {
-        /* The tuple of _asyncio's Future and Task, which call with the same
-         * one each time and have not interned the name in it. */
-        Py_XSETREF(state->kw_context, Py_NewRef(kwnames));
-    }
-    return 0;
-}
-
-static int
-parse_call(LoopObject *self, const char *method, const char *lead_name,
-           PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames,
-           call_args *out)
-{
-    Py_ssize_t used = 0;
-
-    *out = (call_args){0};
-    if (lead_name != NULL && used < nargs) {
-        out->lead = args[used++];
-    }
-    if (used < nargs) {
-        out->callback = args[used++];
-    }
-    out->args = args + used;
-    out->nargs = nargs - used;
-    if (kwnames != NULL && FNET_LIKELY(kwnames == self->state->kw_context)) {
-        out->context = args[nargs];
-    }
-    else if (kwnames != NULL && take_keywords(self->state, method, kwnames,
-                                              args + nargs, lead_name,
-                                              out) < 0) {
-        return -1;
-    }
-    if (out->callback == NULL || (lead_name != NULL && out->lead == NULL)) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s() missing required positional argument: '%s'",
-                     method,
-                     lead_name != NULL && out->lead == NULL ? lead_name
-                                                            : "callback");
-        return -1;
-    }
-    return fnet_loop_check(self);
-}
-
-static PyObject *
-loop_call_soon(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
-               PyObject *kwnames)
-{
-    call_args call;
-
-    if (parse_call(self, "call_soon", NULL, args, nargs, kwnames, &call) <
-        0) {
-        return NULL;
-    }
-    if (FNET_UNLIKELY(self->debug) &&
-        fnet_loop_check_debug_call(self, call.callback, "call_soon") < 0) {
-        return NULL;
-    }
-    HandleObject *handle = fnet_handle_new(self, call.callback, call.args,
-                                           call.nargs, call.context);
-    if (handle == NULL ||
-        fnet_loop_push(self, (HandleObject *)Py_NewRef((PyObject *)handle)) <
-            0) {
-        Py_XDECREF(handle);
-        return NULL;
-    }
-    return (PyObject *)handle;
-}
-
-static PyObject *
-loop_call_soon_threadsafe(LoopObject *self, PyObject *const *args,
-                          Py_ssize_t nargs, PyObject *kwnames)
-{
-    call_args call;
-
-    if (parse_call(self, "call_soon_threadsafe", NULL, args, nargs, kwnames,
-                   &call) < 0) {
-        return NULL;
-    }
-    if (FNET_UNLIKELY(self->debug) &&
-        fnet_loop_check_debug_call(self, call.callback,
-                                   "_call_soon_threadsafe") < 0) {
-        return NULL;
-    }
-    HandleObject *handle = fnet_handle_new(self, call.callback, call.args,
-                                           call.nargs, call.context);
-    if (handle == NULL ||
-        fnet_loop_push(self, (HandleObject *)Py_NewRef((PyObject *)handle)) <
-            0) {
-        Py_XDECREF(handle);
-        return NULL;
-    }
-    fnet_poller_wake_any(&self->home.poller);
-    return (PyObject *)handle;
-}
-
-/* The first instant of the clock at which loop.time() is at least `when`. */
-static int64_t
-deadline_of(double when)
-{
-    if (isnan(when) || when <= -9.0e9) {
-        return INT64_MIN; /* asyncio runs both in the next turn */
-    }
-    if (when >= 9.0e9) {
-        return INT64_MAX;
-    }
-    int64_t deadline = (int64_t)ceil(when * 1e9);
-    while ((double)deadline / 1e9 < when) {
-        deadline++;
-    }
-    return deadline;
-}
-
-static PyObject *
-schedule(LoopObject *self, double when, const call_args *call)
-{
-    TimerObject *timer = fnet_timer_new(self, when, call->callback,
-                                        call->args, call->nargs,
-                                        call->context);
-    if (timer == NULL) {
-        return NULL;
-    }
-    if (fnet_heap_push(&self->timers, &timer->node, deadline_of(when)) < 0) {
-        Py_DECREF(timer);
-        return PyErr_NoMemory();
-    }
-    return Py_NewRef((PyObject *)timer);
-}
-
-static PyObject *
-loop_call_at(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
-             PyObject *kwnames)
-{
-    call_args call;
-
-    if (parse_call(self, "call_at", "when", args, nargs, kwnames, &call) <
-        0) {
-        return NULL;
-    }
-    if (call.lead == Py_None) {
-        PyErr_SetString(PyExc_TypeError, "when cannot be None");
-        return NULL;
-    }
-    double when = PyFloat_AsDouble(call.lead);
-    if (when == -1.0 && PyErr_Occurred()) {
-        return NULL;
-    }
-    if (FNET_UNLIKELY(self->debug) &&
-        fnet_loop_check_debug_call(self, call.callback, "call_at") < 0) {
-        return NULL;
-    }
-    return schedule(self, when, &call);
-}
-
-static PyObject *
-loop_call_later(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
-                PyObject *kwnames)
-{
-    call_args call;
-
-    if (parse_call(self, "call_later", "delay", args, nargs, kwnames, &call) <
-        0) {
-        return NULL;
-    }
-    if (call.lead == Py_None) {
-        PyErr_SetString(PyExc_TypeError, "delay must not be None");
-        return NULL;
-    }
-    double delay = PyFloat_AsDouble(call.lead);
-    if (delay == -1.0 && PyErr_Occurred()) {
-        return NULL;
-    }
-    if (FNET_UNLIKELY(self->debug) &&
-        fnet_loop_check_debug_call(self, call.callback, "call_later") < 0) {
-        return NULL;
-    }
-    return schedule(self, (double)fnet_clock_ns() / 1e9 + delay, &call);
-}
-
-/* -- small answers ------------------------------------------------------------------ */
+/* -- small answers
+ * ------------------------------------------------------------------ */
 
 static PyObject *
 loop_time(LoopObject *self, PyObject *unused)
@@ -396,50 +65,12 @@ loop_create_future(LoopObject *self, PyObject *unused)
 }
 
 static PyObject *
-loop_add_callback(LoopObject *self, PyObject *handle)
-{
-    if (!PyObject_TypeCheck(handle, self->state->handle_type)) {
-        /* One of asyncio's own: run it from one of ours. */
-        PyObject *cancelled = PyObject_CallMethod(handle, "cancelled", NULL);
-        int skip = cancelled == NULL ? -1 : PyObject_IsTrue(cancelled);
-        Py_XDECREF(cancelled);
-        if (skip < 0) {
-            return NULL;
-        }
-        PyObject *run = skip ? NULL : PyObject_GetAttrString(handle, "_run");
-        if (!skip &&
-            fnet_loop_call_soon(self, run, NULL, 0, NULL) < 0) {
-            Py_XDECREF(run);
-            return NULL;
-        }
-        Py_XDECREF(run);
-        Py_RETURN_NONE;
-    }
-    ((HandleObject *)handle)->again = true;
-    if (!((HandleObject *)handle)->cancelled &&
-        fnet_loop_push(self, (HandleObject *)Py_NewRef(handle)) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
 loop_write_to_self(LoopObject *self, PyObject *unused)
 {
     if (self->has_core) {
         fnet_poller_wake_any(&self->home.poller);
     }
     Py_RETURN_NONE;
-}
-
-static PyObject *
-loop_add_callback_signalsafe(LoopObject *self, PyObject *handle)
-{
-    PyObject *result = loop_add_callback(self, handle);
-    if (result != NULL && self->has_core) {
-        fnet_poller_wake_any(&self->home.poller);
-    }
-    return result;
 }
 
 static PyObject *
@@ -451,7 +82,8 @@ loop_signal_fd(LoopObject *self, PyObject *unused)
     return PyLong_FromLong(self->signal_pipe[1]);
 }
 
-/* -- descriptors -------------------------------------------------------------------- */
+/* -- descriptors
+ * -------------------------------------------------------------------- */
 
 PyObject **
 fnet_loop_fd_slot(LoopObject *self, int fd)
@@ -488,7 +120,9 @@ fnet_loop_fd_object(LoopObject *self, int fd)
     return fd >= 0 && (size_t)fd < self->nfds ? self->fds[fd] : NULL;
 }
 
-/* -- life --------------------------------------------------------------------------- */
+/* -- life
+ * ---------------------------------------------------------------------------
+ */
 
 static size_t
 cache_limit(void)
@@ -625,8 +259,7 @@ static void
 drop_callbacks(LoopObject *self)
 {
     while (self->ring_count > 0) {
-        HandleObject *handle =
-            self->ring[self->ring_head++ & self->ring_mask];
+        HandleObject *handle = self->ring[self->ring_head++ & self->ring_mask];
         self->ring_head &= self->ring_mask;
         self->ring_count--;
         fnet_handle_drop(handle);
@@ -646,8 +279,7 @@ drop_descriptors(LoopObject *self)
 
     self->signal_watch = NULL;
     while ((node = self->transports.next) != &self->transports) {
-        fnet_transport_abandon(
-            fnet_container_of(node, TransportObject, link));
+        fnet_transport_abandon(fnet_container_of(node, TransportObject, link));
     }
     for (size_t fd = 0; fd < self->nfds; fd++) {
         PyObject *object = self->fds[fd];
@@ -712,7 +344,8 @@ static PyObject *
 loop_close(LoopObject *self, PyObject *unused)
 {
     if (self->thread_id != Py_None || self->in_turn) {
-        PyErr_SetString(PyExc_RuntimeError, "Cannot close a running event loop");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "Cannot close a running event loop");
         return NULL;
     }
     self->closed = true;
@@ -814,7 +447,8 @@ loop_dealloc(LoopObject *self)
     Py_DECREF(type);
 }
 
-/* -- attributes that asyncio's own code looks at -------------------------------------- */
+/* -- attributes that asyncio's own code looks at
+ * -------------------------------------- */
 
 static PyObject *
 loop_get_flag(LoopObject *self, void *which)
@@ -918,18 +552,7 @@ static PyMemberDef loop_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
-#define FAST(function) (PyCFunction)(void (*)(void))function,                 \
-    METH_FASTCALL | METH_KEYWORDS
-
 static PyMethodDef loop_methods[] = {
-    {"call_soon", FAST(loop_call_soon),
-     "Run callback(*args) in the next turn; see asyncio."},
-    {"call_soon_threadsafe", FAST(loop_call_soon_threadsafe),
-     "call_soon() from any thread: the loop is woken if it sleeps."},
-    {"call_later", FAST(loop_call_later),
-     "Run callback(*args) once, delay seconds from now, never earlier."},
-    {"call_at", FAST(loop_call_at),
-     "Run callback(*args) once loop.time() has reached when."},
     {"time", (PyCFunction)loop_time, METH_NOARGS,
      "The loop's clock, in seconds: time.monotonic()."},
     {"create_future", (PyCFunction)loop_create_future, METH_NOARGS,
@@ -951,9 +574,6 @@ static PyMethodDef loop_methods[] = {
     {"_close", (PyCFunction)loop_close, METH_NOARGS, NULL},
     {"_before_fork", (PyCFunction)loop_before_fork, METH_NOARGS, NULL},
     {"_after_fork", (PyCFunction)loop_after_fork, METH_NOARGS, NULL},
-    {"_add_callback", (PyCFunction)loop_add_callback, METH_O, NULL},
-    {"_add_callback_signalsafe", (PyCFunction)loop_add_callback_signalsafe,
-     METH_O, NULL},
     {"_write_to_self", (PyCFunction)loop_write_to_self, METH_NOARGS, NULL},
     {"_signal_fd", (PyCFunction)loop_signal_fd, METH_NOARGS, NULL},
     {"_make_socket_transport",

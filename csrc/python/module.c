@@ -10,7 +10,8 @@ fnet_state_of_type(PyTypeObject *type)
     return module == NULL ? NULL : PyModule_GetState(module);
 }
 
-/* -- names and what others offer ----------------------------------------------------- */
+/* -- names and what others offer
+ * ----------------------------------------------------- */
 
 static const struct {
     const char *text;
@@ -125,7 +126,9 @@ import_names(module_state *state)
     return state->sslsocket_type == NULL ? -1 : 0;
 }
 
-/* -- types ------------------------------------------------------------------------------ */
+/* -- types
+ * ------------------------------------------------------------------------------
+ */
 
 static PyTypeObject *
 make_type(PyObject *module, PyType_Spec *spec, PyObject *base)
@@ -163,10 +166,10 @@ make_transport_type(PyObject *module)
     if (type != NULL) {
         /* What asyncio's own code asks of a transport. */
         PyObject *constants = PyImport_ImportModule("asyncio.constants");
-        PyObject *mode = constants == NULL
-                             ? NULL
-                             : PyObject_GetAttrString(constants,
-                                                      "_SendfileMode");
+        PyObject *mode =
+            constants == NULL
+                ? NULL
+                : PyObject_GetAttrString(constants, "_SendfileMode");
         PyObject *native =
             mode == NULL ? NULL : PyObject_GetAttrString(mode, "TRY_NATIVE");
         if (native == NULL ||
@@ -191,8 +194,8 @@ make_types(PyObject *module, module_state *state)
     if (state->handle_type == NULL) {
         return -1;
     }
-    state->timer_type = make_type(module, &fnet_timer_spec,
-                                  (PyObject *)state->handle_type);
+    state->timer_type =
+        make_type(module, &fnet_timer_spec, (PyObject *)state->handle_type);
     state->loop_type = make_type(module, &fnet_loop_spec, NULL);
     state->listener_type = make_type(module, &fnet_listener_spec, NULL);
     state->watch_type = make_type(module, &fnet_watch_spec, NULL);
@@ -207,7 +210,8 @@ make_types(PyObject *module, module_state *state)
         state->sockview_type == NULL || state->transport_type == NULL) {
         return -1;
     }
-    if (add_methods(state->loop_type, fnet_watch_methods) < 0 ||
+    if (add_methods(state->loop_type, fnet_schedule_methods) < 0 ||
+        add_methods(state->loop_type, fnet_watch_methods) < 0 ||
         add_methods(state->loop_type, fnet_sock_methods) < 0 ||
         add_methods(state->loop_type, fnet_server_methods) < 0) {
         return -1;
@@ -234,7 +238,9 @@ module_exec(PyObject *module)
     return 0;
 }
 
-/* -- life --------------------------------------------------------------------------------- */
+/* -- life
+ * ---------------------------------------------------------------------------------
+ */
 
 #define FOR_EACH_TYPE(state, DO)                                              \
     DO((state)->handle_type);                                                 \

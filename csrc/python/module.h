@@ -18,7 +18,8 @@
 #include "poll/prompter.h"
 #include "poll/shard.h"
 
-/* -- state ------------------------------------------------------------------ */
+/* -- state ------------------------------------------------------------------
+ */
 
 #define FNET_FREELIST_MAX 512
 
@@ -49,12 +50,12 @@ typedef struct module_state {
         *str_eof_received, *str_connection_made, *str_connection_lost,
         *str_get_buffer, *str_buffer_updated, *str_pause_writing,
         *str_resume_writing, *str_call_exception_handler, *str_set_result,
-        *str_set_exception, *str_done, *str_close, *str_fileno,
-        *str__attach, *str__detach, *str__clients, *str__sockets,
-        *str__wakeup, *str_throw, *str_gettimeout, *str_family, *str_type,
-        *str_proto, *str__transports, *str_get, *str_is_closing,
-        *str_detach, *str__io_refs, *str__decref_socketios, *str_socket, *str_sockname, *str_peername, *str__deliver_held, *str__start,
-        *str__call_connection_lost;
+        *str_set_exception, *str_done, *str_close, *str_fileno, *str__attach,
+        *str__detach, *str__clients, *str__sockets, *str__wakeup, *str_throw,
+        *str_gettimeout, *str_family, *str_type, *str_proto, *str__transports,
+        *str_get, *str_is_closing, *str_detach, *str__io_refs,
+        *str__decref_socketios, *str_socket, *str_sockname, *str_peername,
+        *str__deliver_held, *str__start, *str__call_connection_lost;
 #if FNET_FREELISTS
     PyObject *free_handles[FNET_FREELIST_MAX];
     PyObject *free_timers[FNET_FREELIST_MAX];
@@ -68,7 +69,8 @@ extern struct PyModuleDef fnet_module_def;
 /* The state, from one of our types (or a subclass in Python). */
 module_state *fnet_state_of_type(PyTypeObject *type);
 
-/* -- objects ---------------------------------------------------------------- */
+/* -- objects ----------------------------------------------------------------
+ */
 
 typedef struct LoopObject LoopObject;
 
@@ -132,7 +134,8 @@ typedef struct TransportObject {
     LoopObject *loop;
     PyObject *protocol;
     PyObject *context;
-    PyObject *sock; /* the socket.socket that owns the descriptor; NULL: we do */
+    PyObject
+        *sock; /* the socket.socket that owns the descriptor; NULL: we do */
     PyObject *view; /* what get_extra_info('socket') gave */
     PyObject *server;
     ConnSetObject *conns;
@@ -151,11 +154,11 @@ typedef struct TransportObject {
     uint32_t conn_lost;
     bool attached; /* registered, and kept alive by the loop */
     bool closing, paused, eof_written, protocol_paused, buffered;
-    bool started;  /* reading may begin: connection_made() was called */
-    bool lost;     /* connection_lost() was called */
+    bool started;   /* reading may begin: connection_made() was called */
+    bool lost;      /* connection_lost() was called */
     bool unguarded; /* sock_* may use the descriptor (sendfile) */
-    bool exposed;  /* the program may have duplicated the descriptor */
-    bool orphan;   /* its loop was closed: the descriptor is still open */
+    bool exposed;   /* the program may have duplicated the descriptor */
+    bool orphan;    /* its loop was closed: the descriptor is still open */
 } TransportObject;
 
 struct LoopObject {
@@ -188,7 +191,7 @@ struct LoopObject {
                        `owned`, transports from themselves) */
     size_t nfds;
     fnet_list transports; /* attached ones, each a reference */
-    fnet_list holds; /* socket operations that keep their socket open */
+    fnet_list holds;      /* socket operations that keep their socket open */
     int signal_pipe[2];
     WatchObject *signal_watch;
 
@@ -200,7 +203,8 @@ struct LoopObject {
     int64_t trim_time;
 };
 
-/* -- doors ------------------------------------------------------------------ */
+/* -- doors ------------------------------------------------------------------
+ */
 
 /* errors.c: the only place where a negative errno becomes an exception. */
 PyObject *fnet_raise(int error); /* sets OSError(-error, ...); NULL */
@@ -232,8 +236,8 @@ int fnet_handle_cancel(HandleObject *handle);
 extern PyType_Spec fnet_handle_spec, fnet_timer_spec;
 void fnet_handle_clear_freelists(module_state *state);
 
-/* loop.c */
-extern PyType_Spec fnet_loop_spec;
+/* schedule.c */
+extern PyMethodDef fnet_schedule_methods[];
 /* Takes over the reference. */
 int fnet_loop_push(LoopObject *loop, HandleObject *handle);
 /* call_soon() of our own; the result is dropped. */
@@ -245,12 +249,15 @@ int fnet_loop_check(LoopObject *loop); /* closed or forked: -1 */
  * thread, and must not touch what the pass works on; nor must a forked
  * child touch its parent's connections: RuntimeError, -1. */
 int fnet_loop_check_thread(LoopObject *loop);
+int fnet_loop_check_debug_call(LoopObject *loop, PyObject *callback,
+                               const char *method);
+
+/* loop.c */
+extern PyType_Spec fnet_loop_spec;
 /* Makes the slot for fd; NULL with an exception: fd is not open, or memory is
  * short.  The slot stays where it is until Python runs. */
 PyObject **fnet_loop_fd_slot(LoopObject *loop, int fd);
 PyObject *fnet_loop_fd_object(LoopObject *loop, int fd); /* borrowed, NULL */
-int fnet_loop_check_debug_call(LoopObject *loop, PyObject *callback,
-                               const char *method);
 PyObject *fnet_loop_create_future(LoopObject *loop);
 
 /* turn.c */
@@ -284,15 +291,21 @@ extern PyMethodDef fnet_sock_methods[];
 /* The loop closes: sockets whose close() was put off are closed. */
 void fnet_sock_let_all_go(LoopObject *loop);
 
-/* transport.c, transport_io.c */
+/* transport.c, transport_api.c, transport_io.c */
 extern PyType_Spec fnet_transport_spec;
+/* asyncio's default high-water mark, in bytes; the low one is a quarter. */
+#define FNET_HIGH_WATER ((size_t)64 * 1024)
+int fnet_transport_traverse(TransportObject *transport, visitproc visit,
+                            void *arg);
+int fnet_transport_clear(TransportObject *transport);
+void fnet_transport_dealloc(TransportObject *transport);
+void fnet_transport_finalize(TransportObject *transport);
 TransportObject *fnet_transport_new(LoopObject *loop, int fd, PyObject *sock,
                                     PyObject *protocol, PyObject *context,
                                     int family, PyObject *server);
 PyObject *fnet_make_socket_transport(LoopObject *loop, PyObject *args,
                                      PyObject *kwargs);
-int fnet_transport_deliver(TransportObject *transport,
-                           fnet_completion *item);
+int fnet_transport_deliver(TransportObject *transport, fnet_completion *item);
 /* connection_made(), and reading begins. */
 int fnet_transport_start(TransportObject *transport);
 int fnet_transport_force_close(TransportObject *transport, PyObject *exc);

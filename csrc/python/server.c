@@ -5,7 +5,8 @@
 #include <netinet/in.h>
 #include <sys/un.h>
 
-/* -- ConnectionSet ------------------------------------------------------------------ */
+/* -- ConnectionSet
+ * ------------------------------------------------------------------ */
 
 void
 fnet_connset_link(ConnSetObject *set, TransportObject *transport)
@@ -171,12 +172,13 @@ static PyType_Slot connset_slots[] = {
 PyType_Spec fnet_connset_spec = {
     .name = "pyfastnet._core.ConnectionSet",
     .basicsize = sizeof(ConnSetObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_IMMUTABLETYPE,
+    .flags =
+        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = connset_slots,
 };
 
-/* -- Listener ------------------------------------------------------------------------- */
+/* -- Listener
+ * ------------------------------------------------------------------------- */
 
 static int
 listener_traverse(ListenerObject *self, visitproc visit, void *arg)
@@ -331,9 +333,9 @@ loop_listen(LoopObject *loop, PyObject *args)
         Py_DECREF(self);
         return NULL;
     }
-    int rc = fnet_listener_attach(&self->listener, &loop->home, fd,
-                                  backlog > 65535 ? 65535 : (int)backlog,
-                                  self);
+    int rc =
+        fnet_listener_attach(&self->listener, &loop->home, fd,
+                             backlog > 65535 ? 65535 : (int)backlog, self);
     if (rc < 0) {
         Py_DECREF(self);
         return fnet_raise(rc);
@@ -368,7 +370,9 @@ PyMethodDef fnet_server_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* -- accepting ---------------------------------------------------------------------------- */
+/* -- accepting
+ * ----------------------------------------------------------------------------
+ */
 
 static int
 report_accept_error(ListenerObject *self, int error)
@@ -437,8 +441,8 @@ hand_over(ListenerObject *self, const fnet_completion *item)
         fnet_sys_close(item->result);
         return accept_failed(self->loop);
     }
-    PyObject *result = PyObject_CallFunction(self->on_accept, "iO",
-                                             (int)item->result, name);
+    PyObject *result =
+        PyObject_CallFunction(self->on_accept, "iO", (int)item->result, name);
     Py_DECREF(name);
     if (result == NULL) {
         return accept_failed(self->loop);
@@ -460,8 +464,8 @@ make_transport(ListenerObject *self, int fd, PyObject *context)
         }
     }
     if (protocol != NULL) {
-        transport = fnet_transport_new(self->loop, fd, NULL, protocol,
-                                       context, self->family, self->server);
+        transport = fnet_transport_new(self->loop, fd, NULL, protocol, context,
+                                       self->family, self->server);
         Py_DECREF(protocol);
     }
     return transport;
@@ -473,8 +477,7 @@ make_connection(ListenerObject *self, const fnet_completion *item)
     /* A copy for each: what one connection sets, no other one sees. */
     PyObject *context = PyContext_Copy(self->context);
     TransportObject *transport =
-        context == NULL ? NULL
-                        : make_transport(self, item->result, context);
+        context == NULL ? NULL : make_transport(self, item->result, context);
     int rc;
 
     Py_XDECREF(context);

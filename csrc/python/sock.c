@@ -27,11 +27,12 @@ typedef struct SockOpObject {
     Py_ssize_t done;   /* SENDALL: bytes sent */
     int fd;
     uint8_t kind, state, direction;
-    bool running; /* in send(): Python that it calls must keep off */
+    bool running;   /* in send(): Python that it calls must keep off */
     fnet_list hold; /* in loop->holds while the socket's close() waits */
 } SockOpObject;
 
-/* -- life ------------------------------------------------------------------------ */
+/* -- life
+ * ------------------------------------------------------------------------ */
 
 static int
 check_socket(LoopObject *loop, PyObject *sock)
@@ -49,13 +50,12 @@ check_socket(LoopObject *loop, PyObject *sock)
         }
     }
     if (FNET_UNLIKELY(loop->debug)) {
-        PyObject *timeout = PyObject_CallMethodNoArgs(sock,
-                                                      state->str_gettimeout);
+        PyObject *timeout =
+            PyObject_CallMethodNoArgs(sock, state->str_gettimeout);
         if (timeout == NULL) {
             return -1;
         }
-        double seconds =
-            timeout == Py_None ? -1.0 : PyFloat_AsDouble(timeout);
+        double seconds = timeout == Py_None ? -1.0 : PyFloat_AsDouble(timeout);
         Py_DECREF(timeout);
         if (PyErr_Occurred()) {
             return -1;
@@ -104,11 +104,10 @@ hold_socket(SockOpObject *self)
         return 0;
     }
     PyObject *refs = PyObject_GetAttr(self->sock, state->str__io_refs);
-    PyObject *more =
-        refs == NULL ? NULL : PyNumber_Add(refs, state->one);
-    int rc = more == NULL ? -1
-                          : PyObject_SetAttr(self->sock,
-                                             state->str__io_refs, more);
+    PyObject *more = refs == NULL ? NULL : PyNumber_Add(refs, state->one);
+    int rc = more == NULL
+                 ? -1
+                 : PyObject_SetAttr(self->sock, state->str__io_refs, more);
     Py_XDECREF(refs);
     Py_XDECREF(more);
     if (rc == 0) {
@@ -201,7 +200,8 @@ op_dealloc(SockOpObject *self)
     Py_DECREF(type);
 }
 
-/* -- trying ----------------------------------------------------------------------- */
+/* -- trying
+ * ----------------------------------------------------------------------- */
 
 static ssize_t
 receive(int fd, void *buf, size_t len)
@@ -250,9 +250,8 @@ try_recv(SockOpObject *self, int *error)
         return PyBytes_FromStringAndSize(small, n);
     }
     memcpy(PyBytes_AS_STRING(bytes), small, sizeof(small));
-    ssize_t more =
-        receive(self->fd, PyBytes_AS_STRING(bytes) + sizeof(small),
-                (size_t)self->size - sizeof(small));
+    ssize_t more = receive(self->fd, PyBytes_AS_STRING(bytes) + sizeof(small),
+                           (size_t)self->size - sizeof(small));
     /* An end or an error shows again in the next call. */
     n += more > 0 ? more : 0;
     if (n != self->size && _PyBytes_Resize(&bytes, n) < 0) {
@@ -329,13 +328,14 @@ try_once(SockOpObject *self, int *error)
     return result;
 }
 
-/* -- the coroutine -------------------------------------------------------------------- */
+/* -- the coroutine
+ * -------------------------------------------------------------------- */
 
 static int
 take_fd(SockOpObject *self)
 {
-    PyObject *number = PyObject_CallMethodNoArgs(
-        self->sock, self->loop->state->str_fileno);
+    PyObject *number =
+        PyObject_CallMethodNoArgs(self->sock, self->loop->state->str_fileno);
     if (number == NULL) {
         return -1;
     }
@@ -357,7 +357,8 @@ begin_waiting(SockOpObject *self)
 {
     self->future =
         fnet_watch_wait(self->loop, self->sock, self->fd, self->direction);
-    if (self->future == NULL || (fnet_list_empty(&self->hold) && hold_socket(self) < 0)) {
+    if (self->future == NULL ||
+        (fnet_list_empty(&self->hold) && hold_socket(self) < 0)) {
         return -1;
     }
     unaryfunc get = Py_TYPE(self->future)->tp_as_async->am_await;
@@ -470,8 +471,7 @@ op_iternext(SockOpObject *self)
             PyErr_SetNone(PyExc_StopIteration);
         }
         else {
-            PyObject *stop =
-                PyObject_CallOneArg(PyExc_StopIteration, result);
+            PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, result);
             if (stop != NULL) {
                 PyErr_SetObject(PyExc_StopIteration, stop);
                 Py_DECREF(stop);
@@ -577,7 +577,8 @@ PyType_Spec fnet_sockop_spec = {
     .slots = op_slots,
 };
 
-/* -- the loop's methods ------------------------------------------------------------------ */
+/* -- the loop's methods
+ * ------------------------------------------------------------------ */
 
 /* The arguments by position or by name. */
 static int
@@ -590,10 +591,9 @@ two_args(const char *method, const char *second, PyObject *const *args,
     out[1] = nargs > 1 ? args[1] : NULL;
     for (Py_ssize_t i = 0; i < nkw; i++) {
         PyObject *name = PyTuple_GET_ITEM(kwnames, i);
-        int which =
-            PyUnicode_CompareWithASCIIString(name, "sock") == 0   ? 0
-            : PyUnicode_CompareWithASCIIString(name, second) == 0 ? 1
-                                                                  : 2;
+        int which = PyUnicode_CompareWithASCIIString(name, "sock") == 0   ? 0
+                    : PyUnicode_CompareWithASCIIString(name, second) == 0 ? 1
+                                                                          : 2;
         if (which == 2 || out[which] != NULL) {
             PyErr_Format(PyExc_TypeError,
                          "%s() got an unexpected keyword argument '%U'",
@@ -639,8 +639,7 @@ with_buffer(LoopObject *loop, PyObject *given[2], int kind, int direction,
             int flags)
 {
     SockOpObject *self = op_new(loop, given[0], kind, direction);
-    if (self != NULL &&
-        PyObject_GetBuffer(given[1], &self->view, flags) < 0) {
+    if (self != NULL && PyObject_GetBuffer(given[1], &self->view, flags) < 0) {
         Py_CLEAR(self);
         if (kind == OP_RECV_INTO &&
             PyErr_ExceptionMatches(PyExc_BufferError)) {
@@ -689,8 +688,8 @@ loop_wait_writable(LoopObject *loop, PyObject *sock)
     return (PyObject *)op_new(loop, sock, OP_WAIT, 1);
 }
 
-#define FAST(function) (PyCFunction)(void (*)(void))function,                 \
-    METH_FASTCALL | METH_KEYWORDS
+#define FAST(function)                                                        \
+    (PyCFunction)(void (*)(void))(function), METH_FASTCALL | METH_KEYWORDS
 
 PyMethodDef fnet_sock_methods[] = {
     {"sock_recv", FAST(loop_sock_recv),

@@ -13,13 +13,14 @@
 
 typedef struct SockViewObject {
     PyObject_HEAD
-    PyObject *slot; /* asyncio.TransportSocket's _sock, unused */
+    PyObject *slot;             /* asyncio.TransportSocket's _sock, unused */
     TransportObject *transport; /* borrowed; NULL once detached */
     PyObject *real;
     int family;
 } SockViewObject;
 
-/* -- addresses ----------------------------------------------------------------------- */
+/* -- addresses
+ * ----------------------------------------------------------------------- */
 
 PyObject *
 fnet_addr_object(const fnet_addr *addr)
@@ -64,8 +65,8 @@ learn(TransportObject *self, name_call call, const char *method,
         sock = Py_NewRef(self->sock);
     }
     else {
-        PyObject *view = fnet_transport_extra(
-            self, self->loop->state->str_socket, Py_None);
+        PyObject *view =
+            fnet_transport_extra(self, self->loop->state->str_socket, Py_None);
         sock = view == NULL ? NULL : fnet_sockview_real(view);
         Py_XDECREF(view);
     }
@@ -84,8 +85,8 @@ learn(TransportObject *self, name_call call, const char *method,
 int
 fnet_transport_learn_names(TransportObject *self)
 {
-    int rc = learn(self, getsockname, "getsockname", &self->own,
-                   &self->sockname);
+    int rc =
+        learn(self, getsockname, "getsockname", &self->own, &self->sockname);
     if (rc == 0) {
         rc = learn(self, getpeername, "getpeername", &self->peer,
                    &self->peername);
@@ -165,7 +166,9 @@ fnet_transport_extra(TransportObject *self, PyObject *name,
     return PyErr_Occurred() ? NULL : Py_NewRef(otherwise);
 }
 
-/* -- the view ----------------------------------------------------------------------------- */
+/* -- the view
+ * -----------------------------------------------------------------------------
+ */
 
 PyObject *
 fnet_sockview_new(TransportObject *transport)
@@ -222,14 +225,14 @@ fnet_sockview_real(PyObject *object)
     PyObject *real =
         fd >= 0 ? PyObject_CallFunction(state->socket_type, "iiii",
                                         self->family, SOCK_STREAM, proto, fd)
-                : PyObject_CallFunction(state->socket_type, "ii",
-                                        self->family, SOCK_STREAM);
+                : PyObject_CallFunction(state->socket_type, "ii", self->family,
+                                        SOCK_STREAM);
     if (real == NULL) {
         return NULL;
     }
-    PyObject *result =
-        fd >= 0 ? PyObject_CallMethod(real, "setblocking", "i", 0)
-                : PyObject_CallMethod(real, "close", NULL);
+    PyObject *result = fd >= 0
+                           ? PyObject_CallMethod(real, "setblocking", "i", 0)
+                           : PyObject_CallMethod(real, "close", NULL);
     if (result == NULL) {
         if (fd >= 0) {
             Py_XDECREF(PyObject_CallMethod(real, "detach", NULL));
@@ -275,8 +278,7 @@ sockview_get_sock(PyObject *self, void *unused)
 static PyObject *
 sockview_fileno(SockViewObject *self, PyObject *unused)
 {
-    return PyLong_FromLong(self->transport != NULL ? self->transport->fd
-                                                   : -1);
+    return PyLong_FromLong(self->transport != NULL ? self->transport->fd : -1);
 }
 
 static PyObject *

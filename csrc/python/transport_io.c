@@ -8,7 +8,8 @@
 #define WRITES_BEFORE_WARNING 5
 #define MAX_PIECES 64
 
-/* -- calling the protocol ----------------------------------------------------------- */
+/* -- calling the protocol
+ * ----------------------------------------------------------- */
 
 PyObject *
 fnet_transport_call(TransportObject *self, PyObject *name, PyObject *arg)
@@ -46,8 +47,8 @@ fnet_transport_start(TransportObject *self)
     }
     else if (result == NULL) {
         PyObject *exc = fnet_err_take();
-        rc = fnet_report(loop->state, "connection_made_failed", "(OOOO)",
-                         loop, exc, self,
+        rc = fnet_report(loop->state, "connection_made_failed", "(OOOO)", loop,
+                         exc, self,
                          self->protocol != NULL ? self->protocol : Py_None);
         Py_DECREF(exc);
     }
@@ -59,13 +60,14 @@ fnet_transport_start(TransportObject *self)
     return rc;
 }
 
-/* -- delivering ------------------------------------------------------------------------ */
+/* -- delivering
+ * ------------------------------------------------------------------------ */
 
 static int
 deliver_bytes(TransportObject *self, PyObject *bytes)
 {
-    PyObject *result = fnet_transport_call(
-        self, self->loop->state->str_data_received, bytes);
+    PyObject *result =
+        fnet_transport_call(self, self->loop->state->str_data_received, bytes);
     if (FNET_UNLIKELY(result == NULL)) {
         return fnet_transport_fatal_error(
             self, "Fatal error: protocol.data_received() call failed.");
@@ -168,8 +170,7 @@ deliver_data(TransportObject *self, fnet_completion *item)
     if (FNET_UNLIKELY(self->conn_lost != 0 || self->closing)) {
         return 0;
     }
-    if (FNET_UNLIKELY(self->buffered && !self->paused &&
-                      self->held == NULL)) {
+    if (FNET_UNLIKELY(self->buffered && !self->paused && self->held == NULL)) {
         /* It was not when the pass received. */
         return deliver_to_buffers(self, item->data, item->len);
     }
@@ -247,8 +248,8 @@ deliver_read_error(TransportObject *self, int error)
         return 0;
     }
     (void)fnet_raise(error);
-    return fnet_transport_fatal_error(
-        self, "Fatal read error on socket transport");
+    return fnet_transport_fatal_error(self,
+                                      "Fatal read error on socket transport");
 }
 
 /* One read for a BufferedProtocol, into its own memory. */
@@ -322,7 +323,9 @@ deliver_readable(TransportObject *self)
     return rc;
 }
 
-/* -- output ------------------------------------------------------------------------------ */
+/* -- output
+ * ------------------------------------------------------------------------------
+ */
 
 static int
 call_flow_control(TransportObject *self, PyObject *name, const char *message)
@@ -387,9 +390,9 @@ finish_closing(TransportObject *self)
         (PyObject *)self, self->loop->state->str__call_connection_lost);
     PyObject *args[] = {Py_None};
     HandleObject *handle =
-        method == NULL ? NULL
-                       : fnet_handle_new(self->loop, method, args, 1,
-                                         self->context);
+        method == NULL
+            ? NULL
+            : fnet_handle_new(self->loop, method, args, 1, self->context);
     int rc = -1;
 
     self->conn_lost++;
@@ -467,7 +470,9 @@ fnet_transport_deliver(TransportObject *self, fnet_completion *item)
     }
 }
 
-/* -- writing ------------------------------------------------------------------------------- */
+/* -- writing
+ * -------------------------------------------------------------------------------
+ */
 
 static int
 wrong_type(const char *text, PyObject *data)

@@ -39,7 +39,8 @@
 #define IDLE_BEFORE_TRIM (200 * FNET_MSEC)
 #define TRIM_BYTES (UINT64_C(16) << 20)
 
-/* -- what the core cannot do without Python ------------------------------------ */
+/* -- what the core cannot do without Python
+ * ------------------------------------ */
 
 void
 fnet_loop_drop_spent(LoopObject *self)
@@ -72,15 +73,14 @@ fnet_loop_offer_landings(LoopObject *self)
         if (shard->landings[i].owner != NULL) {
             continue;
         }
-        PyObject *bytes = PyBytes_FromStringAndSize(
-            NULL, (Py_ssize_t)shard->landing_size);
+        PyObject *bytes =
+            PyBytes_FromStringAndSize(NULL, (Py_ssize_t)shard->landing_size);
         if (bytes == NULL) {
             return -1;
         }
-        shard->landings[i] =
-            (fnet_landing){.owner = bytes,
-                           .data = PyBytes_AS_STRING(bytes),
-                           .len = shard->landing_size};
+        shard->landings[i] = (fnet_landing){.owner = bytes,
+                                            .data = PyBytes_AS_STRING(bytes),
+                                            .len = shard->landing_size};
     }
     shard->want_landings = false;
     shard->landings_used = 0;
@@ -98,7 +98,8 @@ fnet_loop_drop_landings(LoopObject *self)
     self->home.landings_used = 0;
 }
 
-/* -- the pass ------------------------------------------------------------------- */
+/* -- the pass
+ * ------------------------------------------------------------------- */
 
 static int64_t
 next_deadline(LoopObject *self)
@@ -212,8 +213,8 @@ run_pass(LoopObject *self)
     if (shard->spent.head != NULL) {
         fnet_loop_drop_spent(self);
     }
-    if (trim && rc == 0 && self->batch.count == 0 &&
-        self->ring_count == 0 && self->now >= deadline) {
+    if (trim && rc == 0 && self->batch.count == 0 && self->ring_count == 0 &&
+        self->now >= deadline) {
         give_memory_back(self);
     }
     return rc;
@@ -236,7 +237,8 @@ collect_due_timers(LoopObject *self)
     return 0;
 }
 
-/* -- the turn -------------------------------------------------------------------- */
+/* -- the turn
+ * -------------------------------------------------------------------- */
 
 static int
 run_handles(LoopObject *self, size_t n)

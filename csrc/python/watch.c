@@ -12,7 +12,8 @@
 #define RECEIVE 0
 #define SEND 1
 
-/* -- descriptors ------------------------------------------------------------------ */
+/* -- descriptors
+ * ------------------------------------------------------------------ */
 
 int
 fnet_fileno(module_state *state, PyObject *fdobj)
@@ -23,8 +24,7 @@ fnet_fileno(module_state *state, PyObject *fdobj)
         fd = PyLong_AsLong(fdobj);
     }
     else {
-        PyObject *number =
-            PyObject_CallMethodNoArgs(fdobj, state->str_fileno);
+        PyObject *number = PyObject_CallMethodNoArgs(fdobj, state->str_fileno);
         fd = -1;
         if (number != NULL) {
             fd = PyLong_Check(number) ? PyLong_AsLong(number) : -1;
@@ -59,8 +59,8 @@ fnet_fileno(module_state *state, PyObject *fdobj)
 static int
 check_foreign_transports(LoopObject *loop, int fd, PyObject *fdobj)
 {
-    PyObject *map = PyObject_GetAttr((PyObject *)loop,
-                                     loop->state->str__transports);
+    PyObject *map =
+        PyObject_GetAttr((PyObject *)loop, loop->state->str__transports);
     if (map == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_AttributeError)) {
             return -1;
@@ -70,12 +70,13 @@ check_foreign_transports(LoopObject *loop, int fd, PyObject *fdobj)
     }
     PyObject *key = PyLong_FromLong(fd);
     PyObject *transport =
-        key == NULL ? NULL
-                    : PyObject_CallMethodOneArg(map, loop->state->str_get, key);
+        key == NULL
+            ? NULL
+            : PyObject_CallMethodOneArg(map, loop->state->str_get, key);
     int closing = 1;
     if (transport != NULL && transport != Py_None) {
-        PyObject *answer = PyObject_CallMethodNoArgs(
-            transport, loop->state->str_is_closing);
+        PyObject *answer =
+            PyObject_CallMethodNoArgs(transport, loop->state->str_is_closing);
         closing = answer == NULL ? -1 : PyObject_IsTrue(answer);
         Py_XDECREF(answer);
         if (closing == 0) {
@@ -96,8 +97,7 @@ fnet_ensure_no_transport(LoopObject *loop, int fd, PyObject *fdobj)
 {
     PyObject *object = fnet_loop_fd_object(loop, fd);
 
-    if (object != NULL &&
-        Py_IS_TYPE(object, loop->state->transport_type)) {
+    if (object != NULL && Py_IS_TYPE(object, loop->state->transport_type)) {
         TransportObject *transport = (TransportObject *)object;
         if (!transport->closing && !transport->unguarded) {
             PyErr_Format(PyExc_RuntimeError,
@@ -109,7 +109,8 @@ fnet_ensure_no_transport(LoopObject *loop, int fd, PyObject *fdobj)
     return check_foreign_transports(loop, fd, fdobj);
 }
 
-/* -- the table ----------------------------------------------------------------------- */
+/* -- the table
+ * ----------------------------------------------------------------------- */
 
 static WatchObject *
 watch_new(LoopObject *loop, int fd)
@@ -252,11 +253,10 @@ watch_dealloc(WatchObject *self)
 static PyObject *
 watch_repr(WatchObject *self)
 {
-    return PyUnicode_FromFormat("<watch fd=%d reader=%R writer=%R>", self->fd,
-                                self->reader != NULL ? (PyObject *)self->reader
-                                                     : Py_None,
-                                self->writer != NULL ? (PyObject *)self->writer
-                                                     : Py_None);
+    return PyUnicode_FromFormat(
+        "<watch fd=%d reader=%R writer=%R>", self->fd,
+        self->reader != NULL ? (PyObject *)self->reader : Py_None,
+        self->writer != NULL ? (PyObject *)self->writer : Py_None);
 }
 
 static PyType_Slot watch_slots[] = {
@@ -275,7 +275,9 @@ PyType_Spec fnet_watch_spec = {
     .slots = watch_slots,
 };
 
-/* -- events ----------------------------------------------------------------------------- */
+/* -- events
+ * -----------------------------------------------------------------------------
+ */
 
 /* Ends the waiting of everybody in this direction. */
 static int
@@ -379,7 +381,8 @@ fnet_watch_deliver(WatchObject *self, const fnet_completion *item)
     return 0;
 }
 
-/* -- add_reader() and its kin -------------------------------------------------------------- */
+/* -- add_reader() and its kin
+ * -------------------------------------------------------------- */
 
 /* With the number checked: the new Handle. */
 static HandleObject *
@@ -388,9 +391,9 @@ add_handle(LoopObject *loop, int fd, int direction, PyObject *callback,
 {
     /* First, as it may run Python. */
     HandleObject *handle = fnet_handle_new(loop, callback, args, nargs, NULL);
-    WatchObject *watch =
-        handle == NULL || fnet_loop_check(loop) < 0 ? NULL
-                                                    : fnet_watch_of(loop, fd);
+    WatchObject *watch = handle == NULL || fnet_loop_check(loop) < 0
+                             ? NULL
+                             : fnet_watch_of(loop, fd);
     if (watch == NULL) {
         Py_XDECREF(handle);
         return NULL;
@@ -431,8 +434,7 @@ static int
 remove_handle(LoopObject *loop, int fd, int direction)
 {
     WatchObject *watch = find_watch(loop, fd);
-    HandleObject **slot =
-        watch == NULL ? NULL : handle_slot(watch, direction);
+    HandleObject **slot = watch == NULL ? NULL : handle_slot(watch, direction);
     if (slot == NULL || *slot == NULL) {
         return 0;
     }
@@ -541,14 +543,15 @@ loop_set_transport_guard(LoopObject *loop, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* -- waiting ------------------------------------------------------------------------------- */
+/* -- waiting
+ * -------------------------------------------------------------------------------
+ */
 
 /* The registration that is kept is this socket's, or becomes so. */
 static int
 claim(WatchObject *watch, PyObject *sock)
 {
-    if (watch->sockref != NULL &&
-        fnet_weakref_is(watch->sockref, sock)) {
+    if (watch->sockref != NULL && fnet_weakref_is(watch->sockref, sock)) {
         return 0;
     }
     PyObject *ref = PyWeakref_NewRef(sock, NULL);
@@ -674,7 +677,7 @@ fnet_watch_unwait(LoopObject *loop, int fd, int direction, PyObject *future)
     }
 }
 
-#define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL
+#define FAST(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
 
 PyMethodDef fnet_watch_methods[] = {
     {"add_reader", FAST(loop_add_reader),
