@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from socket import socket
 from typing import Any
 

@@ -10,7 +10,7 @@ from typing import Any
 
 def extract_stack() -> Any:
     """The traceback that debug mode keeps with a handle."""
-    return format_helpers.extract_stack(sys._getframe(1))  # type: ignore[attr-defined]
+    return format_helpers.extract_stack(sys._getframe(1))
 
 
 def handle_repr(handle: Any) -> str:
@@ -24,7 +24,7 @@ def handle_repr(handle: Any) -> str:
         info.append(f"when={handle._when}")
     if handle._callback is not None:
         info.append(
-            format_helpers._format_callback_source(  # type: ignore[attr-defined]
+            format_helpers._format_callback_source(
                 handle._callback, handle._args
             )
         )
@@ -36,7 +36,7 @@ def handle_repr(handle: Any) -> str:
 
 def callback_failed(loop: Any, handle: Any, exc: BaseException) -> None:
     """A callback has raised: tell the loop's exception handler."""
-    source = format_helpers._format_callback_source(  # type: ignore[attr-defined]
+    source = format_helpers._format_callback_source(
         handle._callback, handle._args or ()
     )
     context = {

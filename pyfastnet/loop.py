@@ -12,10 +12,11 @@ from .signals import Signals
 from .sockets import Sockets
 from .unix import Unix
 
-
 if TYPE_CHECKING:
 
-    class _Parts(Signals, Servers, Sockets, Unix, Subprocesses):
+    class _Parts(  # type: ignore[misc]
+        Signals, Servers, Sockets, Unix, Subprocesses
+    ):
         pass
 else:
 

@@ -50,7 +50,7 @@ class _ForOurSocket:
 
 
 class Sockets(BaseLoop):
-    async def create_connection(  # type: ignore[override]
+    async def create_connection(
         self,
         protocol_factory: Callable[[], Any],
         host: Any = None,
