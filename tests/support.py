@@ -297,6 +297,19 @@ def pattern(size):
     return array.array("I", range((size + 3) // 4)).tobytes()[:size]
 
 
+def _more_than_fits():
+    """More than the kernel takes of one connection while nobody reads."""
+    try:
+        with open("/proc/sys/net/ipv4/tcp_wmem") as file:
+            most = int(file.read().split()[2])
+    except OSError:
+        most = 4 << 20
+    return pattern(most + (2 << 20))
+
+
+BACKLOG = _more_than_fits()
+
+
 def fd_count():
     return len(os.listdir("/proc/self/fd"))
 

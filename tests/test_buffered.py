@@ -5,6 +5,7 @@ import socket
 
 import pytest
 from support import (
+    BACKLOG,
     BufferedRecorder,
     Echo,
     Recorder,
@@ -345,11 +346,11 @@ async def test_switch_of_a_closing_transport(loop, link):
 async def test_flow_control_goes_to_the_new_protocol(loop, link):
     transport, protocol, peer = await link(Recorder)
     other = Recorder()
-    transport.write(b"x" * (4 << 20))
+    transport.write(BACKLOG)
     assert protocol.calls == ["made", "pause"]
     transport.set_protocol(other)
     transport.close()
-    assert len(await in_thread(read_all, peer)) == 4 << 20
+    assert await in_thread(read_all, peer) == BACKLOG
     await other.lost()
     assert other.calls == ["resume", "lost"]
     protocol.calls.append("lost")

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 from support import (
+    BACKLOG,
     Echo,
     Recorder,
     dial,
     fd_count,
     in_thread,
     listener,
-    pattern,
     read_all,
     read_exactly,
     read_or_reset,
@@ -29,7 +29,6 @@ VAR = contextvars.ContextVar("VAR", default="unset")
 OLD = sys.version_info < (3, 12)
 NO_WAIT = "wait_closed() does not wait for connections before 3.12.1"
 NO_CLIENTS = "close_clients() and abort_clients() are new in 3.13"
-BIG = pattern(4 << 20)
 
 
 class Served:
@@ -398,7 +397,7 @@ async def test_close_clients(loop):
     class Flood(Recorder):
         def connection_made(self, transport):
             super().connection_made(transport)
-            transport.write(BIG)
+            transport.write(BACKLOG)
 
     served, others = Served(Flood), Served()
     async with (
@@ -413,7 +412,7 @@ async def test_close_clients(loop):
         assert server.close_clients() is None
         for client in clients:
             # what is pending is sent
-            assert await in_thread(read_all, client) == BIG
+            assert await in_thread(read_all, client) == BACKLOG
             client.close()
         await within(server.wait_closed())
         assert [p.reason for p in served.all] == [None] * 3
@@ -427,7 +426,7 @@ async def test_abort_clients(loop):
     class Flood(Recorder):
         def connection_made(self, transport):
             super().connection_made(transport)
-            transport.write(BIG)
+            transport.write(BACKLOG)
 
     served = Served(Flood)
     async with serving(loop, served) as (server, address):
@@ -438,7 +437,7 @@ async def test_abort_clients(loop):
         await within(server.wait_closed())
         assert [p.reason for p in served.all] == [None] * 3
         for client in clients:
-            assert len(await in_thread(read_or_reset, client)) < len(BIG)
+            assert len(await in_thread(read_or_reset, client)) < len(BACKLOG)
             client.close()
         server.close_clients()
         server.abort_clients()

@@ -11,12 +11,12 @@ import sys
 
 import pytest
 from support import (
+    BACKLOG,
     Recorder,
     fd_count,
     fill_transport,
     in_thread,
     listener,
-    pattern,
     read_all,
     read_or_reset,
     reset,
@@ -59,11 +59,10 @@ async def test_fatal_errors(loop, link, name, reports):
 
 async def test_pending_output_is_dropped_on_a_fatal_error(loop, link, reports):
     transport, protocol, peer = await link(failing("data_received"))
-    data = pattern(4 << 20)
-    transport.write(data)
+    transport.write(BACKLOG)
     peer.sendall(b"x")
     await protocol.lost()
-    assert len(await in_thread(read_or_reset, peer)) < len(data)
+    assert len(await in_thread(read_or_reset, peer)) < len(BACKLOG)
     assert len(reports) == 1
 
 
@@ -179,7 +178,7 @@ async def test_reset_by_the_peer(loop, link):
 @TCP
 async def test_reset_while_output_is_pending(loop, link):
     transport, protocol, peer = await link(Recorder)
-    transport.write(pattern(8 << 20))
+    transport.write(BACKLOG)
     await turns(2)
     reset(peer)
     await protocol.lost()

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from support import (
+    BACKLOG,
     Echo,
     Recorder,
     fill_transport,
@@ -20,8 +21,6 @@ from support import (
     turns,
     within,
 )
-
-BACKLOG = pattern(4 << 20)  # more than the kernel takes
 
 
 # -- data -------------------------------------------------------------------
@@ -243,6 +242,21 @@ async def test_empty_writes(loop, link):
     assert await in_thread(read_exactly, peer, 2) == b"xy"
     assert transport.get_write_buffer_size() == 0
     assert protocol.calls == ["made"]
+
+
+@pytest.mark.not_on(
+    "asyncio", when=sys.version_info >= (3, 12), reason="it spins on empty lines"
+)
+async def test_empty_lines_only(loop, link):
+    transport, protocol, peer = await link(Recorder)
+    transport.writelines([b""])
+    transport.writelines([b"", bytearray(), memoryview(b"")])
+    await turns(3)
+    assert transport.get_write_buffer_size() == 0
+    transport.write_eof()
+    assert await in_thread(read_all, peer) == b""
+    transport.close()
+    await protocol.lost()
 
 
 @pytest.mark.not_on(
