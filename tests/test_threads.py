@@ -179,9 +179,13 @@ def test_closing_while_threads_post(new_loop):
     assert refused == ["Event loop is closed"] * 15
 
 
-async def test_stop_from_a_thread(loop):
-    assert await in_thread(loop.is_running)
-    assert await in_thread(loop.time) <= loop.time()
+async def test_what_any_thread_may_ask(loop):
+    assert await in_thread(loop.is_running) is True
+    assert await in_thread(loop.is_closed) is False
+    assert await in_thread(loop.get_debug) is loop.get_debug()
+    before = loop.time()
+    assert before <= await in_thread(loop.time) <= loop.time()
+    assert "running=True" in await in_thread(repr, loop)
 
 
 def test_errors_of_callbacks_posted_by_threads(loop, reports):

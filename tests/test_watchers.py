@@ -165,19 +165,11 @@ async def test_forms_of_a_descriptor(loop, ends, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize(
-    "form", ["3", None, 1.5, object(), Box("3"), Box(None)], ids=repr
-)
+@pytest.mark.parametrize("form", ["3", None, 1.5, object(), Box("x"), Box(None)])
 async def test_what_is_no_descriptor(loop, direction, form):
-    match = "Invalid file object"
-    if isinstance(form, Box) and form.number == "3":
-        match = None  # int("3") works: refused later, or a bad descriptor
-        with pytest.raises((ValueError, OSError, TypeError)):
-            add(loop, direction, form, print)
-        return
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match="Invalid file object"):
         add(loop, direction, form, print)
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match="Invalid file object"):
         remove(loop, direction, form)
 
 

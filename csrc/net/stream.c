@@ -439,7 +439,8 @@ goes_at_once(const fnet_stream *stream, const fnet_piece *piece, size_t pieces)
     if (!stream->writable || !fnet_chain_empty(&stream->out)) {
         return false;
     }
-    if (piece->len >= FNET_SEND_NOW) {
+    if (piece->len >= FNET_SEND_NOW ||
+        (piece->foreign == NULL && piece->len >= FNET_SEND_COPY)) {
         return true;
     }
     if (pieces > 1) {

@@ -21,6 +21,8 @@
 /* From this size on a piece is sent without waiting for company: its own cost
  * (the kernel's copy) is far above that of the call. */
 #define FNET_SEND_NOW ((size_t)64 * 1024)
+/* The same for memory that would have to be copied to be kept. */
+#define FNET_SEND_COPY ((size_t)8 * 1024)
 /* Pieces up to this size are copied into the tail block, which costs less
  * than an iovec each. */
 #define FNET_COPY_MAX ((size_t)2048)
