@@ -248,39 +248,97 @@ fnet_handle_clear_freelists(module_state *state)
 /* -- running ----------------------------------------------------------------
  */
 
+/* What a handle holds, in hands of our own for the time of the call: cancel()
+ * in the callback empties the handle. */
+typedef struct handle_call {
+    PyObject *callback, *context, *args;
+    PyObject *argv[1 + HANDLE_INLINE_ARGS]; /* argv[0]: the callee's scratch */
+    unsigned n;
+} handle_call;
+
+/* With references of its own. */
+static void
+copy_call(HandleObject *self, handle_call *call)
+{
+    call->callback = Py_NewRef(self->callback);
+    call->context = Py_NewRef(self->context);
+    call->args = Py_XNewRef(self->args);
+    call->n = self->nargs;
+    for (unsigned i = 1; i <= call->n; i++) {
+        call->argv[i] = Py_NewRef(self->argv[i]);
+    }
+}
+
+/* With the handle's references, which is empty meanwhile: for one that the
+ * loop alone holds. */
+static void
+move_call(HandleObject *self, handle_call *call)
+{
+    call->callback = self->callback;
+    call->context = self->context;
+    call->args = self->args;
+    call->n = self->nargs;
+    for (unsigned i = 1; i <= call->n; i++) {
+        call->argv[i] = self->argv[i];
+    }
+    self->callback = self->context = self->args = NULL;
+    self->nargs = 0;
+}
+
+static void
+move_back(HandleObject *self, const handle_call *call)
+{
+    self->callback = call->callback;
+    self->context = call->context;
+    self->args = call->args;
+    self->nargs = (uint8_t)call->n;
+    for (unsigned i = 1; i <= call->n; i++) {
+        self->argv[i] = call->argv[i];
+    }
+}
+
+static void
+drop_call(handle_call *call)
+{
+    Py_DECREF(call->context);
+    Py_XDECREF(call->args);
+    for (unsigned i = 1; i <= call->n; i++) {
+        Py_DECREF(call->argv[i]);
+    }
+    Py_DECREF(call->callback);
+}
+
+static PyObject *
+make_call(handle_call *call)
+{
+    PyObject *result = NULL;
+
+    if (FNET_UNLIKELY(PyContext_Enter(call->context) < 0)) {
+        return NULL;
+    }
+    if (FNET_UNLIKELY(call->args != NULL)) {
+        result = PyObject_CallObject(call->callback, call->args);
+    }
+    else {
+        result = PyObject_Vectorcall(call->callback, call->argv + 1,
+                                     call->n | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                                     NULL);
+    }
+    /* Before anything is freed: what runs then may enter it. */
+    if (FNET_UNLIKELY(PyContext_Exit(call->context) < 0)) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
 static PyObject *
 call_in_context(HandleObject *self)
 {
-    /* cancel() in the callback drops what the handle holds: keep our own. */
-    PyObject *callback = Py_NewRef(self->callback);
-    PyObject *context = Py_NewRef(self->context);
-    PyObject *argv[1 + HANDLE_INLINE_ARGS];
-    PyObject *result = NULL;
-    unsigned n = self->nargs;
-    PyObject *args = Py_XNewRef(self->args);
+    handle_call call;
 
-    for (unsigned i = 1; i <= n; i++) {
-        argv[i] = Py_NewRef(self->argv[i]);
-    }
-    if (PyContext_Enter(context) == 0) {
-        if (FNET_UNLIKELY(args != NULL)) {
-            result = PyObject_CallObject(callback, args);
-        }
-        else {
-            result = PyObject_Vectorcall(
-                callback, argv + 1, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
-        }
-        /* Before anything is freed: what runs then may enter it. */
-        if (FNET_UNLIKELY(PyContext_Exit(context) < 0)) {
-            Py_CLEAR(result);
-        }
-    }
-    Py_DECREF(context);
-    Py_XDECREF(args);
-    for (unsigned i = 1; i <= n; i++) {
-        Py_DECREF(argv[i]);
-    }
-    Py_DECREF(callback);
+    copy_call(self, &call);
+    PyObject *result = make_call(&call);
+    drop_call(&call);
     return result;
 }
 
@@ -327,9 +385,22 @@ fnet_handle_run(LoopObject *loop, HandleObject *self)
     if (FNET_UNLIKELY(loop->debug)) {
         return run_in_debug(loop, self);
     }
-    PyObject *result = call_in_context(self);
-    if (FNET_UNLIKELY(result == NULL)) {
-        return call_failed(loop, self);
+    PyObject *result;
+    if (Py_REFCNT(self) == 1 && !self->again) {
+        handle_call call;
+        move_call(self, &call);
+        result = make_call(&call);
+        if (FNET_UNLIKELY(result == NULL)) {
+            move_back(self, &call);
+            return call_failed(loop, self);
+        }
+        drop_call(&call);
+    }
+    else {
+        result = call_in_context(self);
+        if (FNET_UNLIKELY(result == NULL)) {
+            return call_failed(loop, self);
+        }
     }
     Py_DECREF(result);
     return 0;

@@ -196,6 +196,7 @@ struct LoopObject {
     WatchObject *signal_watch;
 
     int64_t last_pass;
+    int64_t gil_released;   /* when a pass last gave it up */
     int64_t keep_gil_until; /* passes before that do not give it up */
 
     /* giving memory back: see turn.c */

@@ -65,7 +65,7 @@ transport_pause_reading(TransportObject *self, PyObject *unused)
     if (check_thread(self) < 0) {
         return NULL;
     }
-    if (!self->closing && !self->paused) {
+    if (!self->closing && !self->paused && self->attached) {
         self->paused = true;
         fnet_stream_want(&self->stream, false);
     }
@@ -78,7 +78,7 @@ transport_resume_reading(TransportObject *self, PyObject *unused)
     if (check_thread(self) < 0) {
         return NULL;
     }
-    if (self->closing || !self->paused) {
+    if (self->closing || !self->paused || !self->attached) {
         Py_RETURN_NONE;
     }
     self->paused = false;

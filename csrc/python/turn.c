@@ -33,6 +33,13 @@
 #define GIL_KEEP (4 * FNET_MSEC)
 #define GIL_LOOK (100 * INT64_C(1000))
 
+/* A pass that does not wait, because callbacks are ready, keeps the GIL as
+ * well, for up to GIL_INTERVAL: given up and taken back within a microsecond
+ * it only wakes the thread that waits for it, which finds it taken, and so
+ * never comes to ask for it (CPython asks after an interval without a
+ * change).  tests/test_fairness.py has the case. */
+#define GIL_INTERVAL (5 * FNET_MSEC)
+
 /* Memory is given back once the loop has been idle for IDLE_BEFORE_TRIM after
  * at least TRIM_BYTES were read and sent since the last time, at most once a
  * second. */
@@ -176,7 +183,7 @@ pass_without_gil(LoopObject *self, int64_t deadline)
     rc = fnet_shard_pass(&self->home, &self->batch, deadline);
     PyEval_RestoreThread(tstate);
     self->passing = false;
-    self->now = fnet_clock_ns();
+    self->now = self->gil_released = fnet_clock_ns();
     if (FNET_UNLIKELY(self->now - self->home.now > GIL_SLOW)) {
         self->keep_gil_until = self->now + GIL_KEEP;
     }
@@ -202,7 +209,9 @@ run_pass(LoopObject *self)
     }
     self->batch_next = 0;
     bool done = false;
-    if (FNET_UNLIKELY(self->keep_gil_until > self->now)) {
+    if (FNET_UNLIKELY(self->keep_gil_until > self->now) ||
+        (deadline == FNET_NO_WAIT &&
+         self->now - self->gil_released < GIL_INTERVAL)) {
         rc = pass_with_gil(self, deadline);
         done = rc < 0 || self->batch.count > 0 || deadline <= self->now;
     }
