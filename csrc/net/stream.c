@@ -26,15 +26,15 @@ fail_output_locked(fnet_stream *stream, int error)
     fnet_list_remove(&stream->source.dirty);
 }
 
-/* Input that nobody wants is switched off, but output that waits for room
- * needs its edge. */
+/* Output that waits for room needs its edge, which is switched off together
+ * with input that nobody wants, and for Unix sockets until now. */
 static void
 rearm_output_locked(fnet_stream *stream)
 {
     fnet_source *source = &stream->source;
-    if (source->events == FNET_EVENTS_QUIET) {
+    if ((source->events & (uint32_t)EPOLLOUT) == 0) {
         (void)fnet_poller_modify(&stream->shard->poller, source,
-                                 FNET_EVENTS_QUIET | (uint32_t)EPOLLOUT);
+                                 source->events | (uint32_t)EPOLLOUT);
     }
 }
 
@@ -149,7 +149,7 @@ input_event(fnet_stream *stream, uint32_t events)
     if (stream->quiet < FNET_QUIET_EVENTS) {
         stream->quiet++;
     }
-    else if (stream->source.events == FNET_EVENTS_EDGE) {
+    else if ((stream->source.events & (uint32_t)EPOLLIN) != 0) {
         disarm(stream);
     }
     return false;
@@ -311,6 +311,19 @@ static const fnet_source_ops stream_ops = {
 
 /* -- the layer above ------------------------------------------------------ */
 
+/* What the stream is registered for while input is wanted.  A TCP socket has
+ * an edge of room only after a send found none; a Unix socket has one for
+ * each piece that the peer takes, so there room is asked for when it lacks. */
+static uint32_t
+wanted_events(const fnet_stream *stream)
+{
+    uint32_t events = FNET_EVENTS_EDGE;
+    if (stream->with_rights && stream->writable) {
+        events &= ~(uint32_t)EPOLLOUT;
+    }
+    return events;
+}
+
 int
 fnet_stream_attach(fnet_stream *stream, fnet_shard *shard, int fd, void *owner,
                    bool with_rights)
@@ -321,7 +334,7 @@ fnet_stream_attach(fnet_stream *stream, fnet_shard *shard, int fd, void *owner,
     fnet_chain_init(&stream->out);
     stream->sent_turn = UINT64_MAX;
     return fnet_poller_attach(&shard->poller, &stream->source, fd,
-                              FNET_EVENTS_EDGE);
+                              wanted_events(stream));
 }
 
 void
@@ -347,9 +360,9 @@ fnet_stream_want(fnet_stream *stream, bool wanted)
     stream->quiet = 0;
     /* The prompter may be asking for an edge of room at this moment. */
     fnet_lock_acquire(&shard->output);
-    if (stream->source.events != FNET_EVENTS_EDGE) {
-        (void)fnet_poller_modify(&shard->poller, &stream->source,
-                                 FNET_EVENTS_EDGE);
+    uint32_t events = wanted_events(stream);
+    if (stream->source.events != events) {
+        (void)fnet_poller_modify(&shard->poller, &stream->source, events);
     }
     fnet_lock_release(&shard->output);
     if (stream->readable) {

@@ -15,6 +15,10 @@ typedef struct conn {
     size_t taken;   /* bytes that the peer has taken */
 } conn;
 
+/* What an idle Unix stream is registered for: room is asked for when there is
+ * none. */
+#define UNIX_EVENTS (FNET_EVENTS_EDGE & ~(uint32_t)EPOLLOUT)
+
 static inline void
 conn_attach(conn *c, const int fds[2], bool with_rights)
 {
