@@ -146,8 +146,7 @@ fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline)
     shard->late = false;
     fnet_lock_release(&shard->output);
     shard->stats.passes++;
-    fnet_batch_reset(batch, shard->cache, shard->trim);
-    shard->trim = false;
+    fnet_batch_reset(batch, shard->cache, false);
     fnet_shard_flush_locked(shard);
     if (!fnet_list_empty(&shard->ready)) {
         deadline = FNET_NO_WAIT;

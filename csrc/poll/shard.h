@@ -82,7 +82,6 @@ struct fnet_shard {
     unsigned landings_used; /* since the layer above refilled them */
     size_t landing_size;    /* what those offered next should have */
     bool want_landings;     /* a large reader found none */
-    bool trim;              /* the next reset of a batch keeps no block */
     int64_t now;            /* when the last pass was over */
     fnet_shard_stats stats;
 

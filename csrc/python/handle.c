@@ -425,8 +425,7 @@ fnet_handle_drop(HandleObject *self)
     Py_DECREF(self);
 }
 
-/* -- Python's face
- * ------------------------------------------------------------ */
+/* -- Python's face ------------------------------------------------------ */
 
 static PyObject *
 or_none(PyObject *object)

@@ -15,8 +15,7 @@
 #define CACHE_LIMIT ((size_t)64 << 20)
 #define RING_START 256
 
-/* -- small answers
- * ------------------------------------------------------------------ */
+/* -- small answers ------------------------------------------------------ */
 
 static PyObject *
 loop_time(LoopObject *self, PyObject *unused)
@@ -82,8 +81,7 @@ loop_signal_fd(LoopObject *self, PyObject *unused)
     return PyLong_FromLong(self->signal_pipe[1]);
 }
 
-/* -- descriptors
- * -------------------------------------------------------------------- */
+/* -- descriptors -------------------------------------------------------- */
 
 PyObject **
 fnet_loop_fd_slot(LoopObject *self, int fd)
@@ -447,8 +445,7 @@ loop_dealloc(LoopObject *self)
     Py_DECREF(type);
 }
 
-/* -- attributes that asyncio's own code looks at
- * -------------------------------------- */
+/* -- attributes that asyncio's own code looks at ------------------------ */
 
 static PyObject *
 loop_get_flag(LoopObject *self, void *which)

@@ -10,15 +10,13 @@ fnet_state_of_type(PyTypeObject *type)
     return module == NULL ? NULL : PyModule_GetState(module);
 }
 
-/* -- names and what others offer
- * ----------------------------------------------------- */
+/* -- names and what others offer ---------------------------------------- */
 
 static const struct {
     const char *text;
     size_t offset;
 } names[] = {
 #define NAME(text, field) {text, offsetof(module_state, field)}
-    NAME("callback", str_callback),
     NAME("data_received", str_data_received),
     NAME("eof_received", str_eof_received),
     NAME("connection_made", str_connection_made),
@@ -27,9 +25,7 @@ static const struct {
     NAME("buffer_updated", str_buffer_updated),
     NAME("pause_writing", str_pause_writing),
     NAME("resume_writing", str_resume_writing),
-    NAME("call_exception_handler", str_call_exception_handler),
     NAME("set_result", str_set_result),
-    NAME("set_exception", str_set_exception),
     NAME("done", str_done),
     NAME("close", str_close),
     NAME("fileno", str_fileno),
@@ -38,15 +34,11 @@ static const struct {
     NAME("_clients", str__clients),
     NAME("_sockets", str__sockets),
     NAME("_wakeup", str__wakeup),
-    NAME("throw", str_throw),
     NAME("gettimeout", str_gettimeout),
     NAME("family", str_family),
-    NAME("type", str_type),
-    NAME("proto", str_proto),
     NAME("_transports", str__transports),
     NAME("get", str_get),
     NAME("is_closing", str_is_closing),
-    NAME("detach", str_detach),
     NAME("_io_refs", str__io_refs),
     NAME("_decref_socketios", str__decref_socketios),
     NAME("socket", str_socket),

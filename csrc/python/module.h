@@ -46,16 +46,15 @@ typedef struct module_state {
     PyObject *one;              /* 1 */
     PyObject *report;           /* pyfastnet._report: the cold error paths */
     /* names */
-    PyObject *str_callback, *kw_loop, *kw_context, *str_data_received,
-        *str_eof_received, *str_connection_made, *str_connection_lost,
-        *str_get_buffer, *str_buffer_updated, *str_pause_writing,
-        *str_resume_writing, *str_call_exception_handler, *str_set_result,
-        *str_set_exception, *str_done, *str_close, *str_fileno, *str__attach,
-        *str__detach, *str__clients, *str__sockets, *str__wakeup, *str_throw,
-        *str_gettimeout, *str_family, *str_type, *str_proto, *str__transports,
-        *str_get, *str_is_closing, *str_detach, *str__io_refs,
-        *str__decref_socketios, *str_socket, *str_sockname, *str_peername,
-        *str__deliver_held, *str__start, *str__call_connection_lost;
+    PyObject *kw_loop, *kw_context, *str_data_received, *str_eof_received,
+        *str_connection_made, *str_connection_lost, *str_get_buffer,
+        *str_buffer_updated, *str_pause_writing, *str_resume_writing,
+        *str_set_result, *str_done, *str_close, *str_fileno, *str__attach,
+        *str__detach, *str__clients, *str__sockets, *str__wakeup,
+        *str_gettimeout, *str_family, *str__transports, *str_get,
+        *str_is_closing, *str__io_refs, *str__decref_socketios, *str_socket,
+        *str_sockname, *str_peername, *str__deliver_held, *str__start,
+        *str__call_connection_lost;
 #if FNET_FREELISTS
     PyObject *free_handles[FNET_FREELIST_MAX];
     PyObject *free_timers[FNET_FREELIST_MAX];

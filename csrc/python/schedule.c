@@ -5,8 +5,7 @@
 
 #include <math.h>
 
-/* -- the ready queue
- * ---------------------------------------------------------- */
+/* -- the ready queue ---------------------------------------------------- */
 
 static int
 grow_ring(LoopObject *self)
@@ -52,8 +51,7 @@ fnet_loop_call_soon(LoopObject *self, PyObject *callback,
     return handle == NULL ? -1 : fnet_loop_push(self, handle);
 }
 
-/* -- checks
- * --------------------------------------------------------------------- */
+/* -- checks ------------------------------------------------------------- */
 
 static FNET_COLD int
 refuse(LoopObject *self)
@@ -110,8 +108,7 @@ fnet_loop_check_debug_call(LoopObject *self, PyObject *callback,
     return result == NULL ? -1 : 0;
 }
 
-/* -- arguments of call_soon() and its kin
- * ---------------------------------------- */
+/* -- arguments of call_soon() and its kin ------------------------------- */
 
 typedef struct call_args {
     PyObject *lead; /* delay or when; NULL for call_soon */
@@ -202,17 +199,20 @@ parse_call(LoopObject *self, const char *method, const char *lead_name,
     return fnet_loop_check(self);
 }
 
+/* call_soon(): `check` names the method for debug mode's checks, with a "_" in
+ * front where any thread may call it. */
 static PyObject *
-loop_call_soon(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
-               PyObject *kwnames)
+call_soon(LoopObject *self, const char *check, PyObject *const *args,
+          Py_ssize_t nargs, PyObject *kwnames)
 {
     call_args call;
+    const char *method = check[0] == '_' ? check + 1 : check;
 
-    if (parse_call(self, "call_soon", NULL, args, nargs, kwnames, &call) < 0) {
+    if (parse_call(self, method, NULL, args, nargs, kwnames, &call) < 0) {
         return NULL;
     }
     if (FNET_UNLIKELY(self->debug) &&
-        fnet_loop_check_debug_call(self, call.callback, "call_soon") < 0) {
+        fnet_loop_check_debug_call(self, call.callback, check) < 0) {
         return NULL;
     }
     HandleObject *handle = fnet_handle_new(self, call.callback, call.args,
@@ -226,29 +226,22 @@ loop_call_soon(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
 }
 
 static PyObject *
+loop_call_soon(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
+               PyObject *kwnames)
+{
+    return call_soon(self, "call_soon", args, nargs, kwnames);
+}
+
+static PyObject *
 loop_call_soon_threadsafe(LoopObject *self, PyObject *const *args,
                           Py_ssize_t nargs, PyObject *kwnames)
 {
-    call_args call;
-
-    if (parse_call(self, "call_soon_threadsafe", NULL, args, nargs, kwnames,
-                   &call) < 0) {
-        return NULL;
+    PyObject *handle =
+        call_soon(self, "_call_soon_threadsafe", args, nargs, kwnames);
+    if (handle != NULL) {
+        fnet_poller_wake_any(&self->home.poller);
     }
-    if (FNET_UNLIKELY(self->debug) &&
-        fnet_loop_check_debug_call(self, call.callback,
-                                   "_call_soon_threadsafe") < 0) {
-        return NULL;
-    }
-    HandleObject *handle = fnet_handle_new(self, call.callback, call.args,
-                                           call.nargs, call.context);
-    if (handle == NULL || fnet_loop_push(self, (HandleObject *)Py_NewRef(
-                                                   (PyObject *)handle)) < 0) {
-        Py_XDECREF(handle);
-        return NULL;
-    }
-    fnet_poller_wake_any(&self->home.poller);
-    return (PyObject *)handle;
+    return handle;
 }
 
 /* The first instant of the clock at which loop.time() is at least `when`. */
@@ -268,11 +261,36 @@ deadline_of(double when)
     return deadline;
 }
 
+/* call_at(); or, where `relative`, call_later(). */
 static PyObject *
-schedule(LoopObject *self, double when, const call_args *call)
+schedule(LoopObject *self, bool relative, PyObject *const *args,
+         Py_ssize_t nargs, PyObject *kwnames)
 {
-    TimerObject *timer = fnet_timer_new(self, when, call->callback, call->args,
-                                        call->nargs, call->context);
+    const char *method = relative ? "call_later" : "call_at";
+    call_args call;
+
+    if (parse_call(self, method, relative ? "delay" : "when", args, nargs,
+                   kwnames, &call) < 0) {
+        return NULL;
+    }
+    if (call.lead == Py_None) {
+        PyErr_SetString(PyExc_TypeError, relative ? "delay must not be None"
+                                                  : "when cannot be None");
+        return NULL;
+    }
+    double when = PyFloat_AsDouble(call.lead);
+    if (when == -1.0 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (FNET_UNLIKELY(self->debug) &&
+        fnet_loop_check_debug_call(self, call.callback, method) < 0) {
+        return NULL;
+    }
+    if (relative) {
+        when += (double)fnet_clock_ns() / 1e9;
+    }
+    TimerObject *timer = fnet_timer_new(self, when, call.callback, call.args,
+                                        call.nargs, call.context);
     if (timer == NULL) {
         return NULL;
     }
@@ -287,49 +305,14 @@ static PyObject *
 loop_call_at(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
              PyObject *kwnames)
 {
-    call_args call;
-
-    if (parse_call(self, "call_at", "when", args, nargs, kwnames, &call) < 0) {
-        return NULL;
-    }
-    if (call.lead == Py_None) {
-        PyErr_SetString(PyExc_TypeError, "when cannot be None");
-        return NULL;
-    }
-    double when = PyFloat_AsDouble(call.lead);
-    if (when == -1.0 && PyErr_Occurred()) {
-        return NULL;
-    }
-    if (FNET_UNLIKELY(self->debug) &&
-        fnet_loop_check_debug_call(self, call.callback, "call_at") < 0) {
-        return NULL;
-    }
-    return schedule(self, when, &call);
+    return schedule(self, false, args, nargs, kwnames);
 }
 
 static PyObject *
 loop_call_later(LoopObject *self, PyObject *const *args, Py_ssize_t nargs,
                 PyObject *kwnames)
 {
-    call_args call;
-
-    if (parse_call(self, "call_later", "delay", args, nargs, kwnames, &call) <
-        0) {
-        return NULL;
-    }
-    if (call.lead == Py_None) {
-        PyErr_SetString(PyExc_TypeError, "delay must not be None");
-        return NULL;
-    }
-    double delay = PyFloat_AsDouble(call.lead);
-    if (delay == -1.0 && PyErr_Occurred()) {
-        return NULL;
-    }
-    if (FNET_UNLIKELY(self->debug) &&
-        fnet_loop_check_debug_call(self, call.callback, "call_later") < 0) {
-        return NULL;
-    }
-    return schedule(self, (double)fnet_clock_ns() / 1e9 + delay, &call);
+    return schedule(self, true, args, nargs, kwnames);
 }
 
 static PyObject *

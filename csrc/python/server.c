@@ -5,8 +5,7 @@
 #include <netinet/in.h>
 #include <sys/un.h>
 
-/* -- ConnectionSet
- * ------------------------------------------------------------------ */
+/* -- ConnectionSet ------------------------------------------------------ */
 
 void
 fnet_connset_link(ConnSetObject *set, TransportObject *transport)
@@ -177,8 +176,7 @@ PyType_Spec fnet_connset_spec = {
     .slots = connset_slots,
 };
 
-/* -- Listener
- * ------------------------------------------------------------------------- */
+/* -- Listener ----------------------------------------------------------- */
 
 static int
 listener_traverse(ListenerObject *self, visitproc visit, void *arg)

@@ -31,8 +31,7 @@ typedef struct SockOpObject {
     fnet_list hold; /* in loop->holds while the socket's close() waits */
 } SockOpObject;
 
-/* -- life
- * ------------------------------------------------------------------------ */
+/* -- life --------------------------------------------------------------- */
 
 static int
 check_socket(LoopObject *loop, PyObject *sock)
@@ -200,8 +199,7 @@ op_dealloc(SockOpObject *self)
     Py_DECREF(type);
 }
 
-/* -- trying
- * ----------------------------------------------------------------------- */
+/* -- trying ------------------------------------------------------------- */
 
 static ssize_t
 receive(int fd, void *buf, size_t len)
@@ -328,8 +326,7 @@ try_once(SockOpObject *self, int *error)
     return result;
 }
 
-/* -- the coroutine
- * -------------------------------------------------------------------- */
+/* -- the coroutine ------------------------------------------------------ */
 
 static int
 take_fd(SockOpObject *self)
@@ -577,8 +574,7 @@ PyType_Spec fnet_sockop_spec = {
     .slots = op_slots,
 };
 
-/* -- the loop's methods
- * ------------------------------------------------------------------ */
+/* -- the loop's methods ------------------------------------------------- */
 
 /* The arguments by position or by name. */
 static int

@@ -19,8 +19,7 @@ typedef struct SockViewObject {
     int family;
 } SockViewObject;
 
-/* -- addresses
- * ----------------------------------------------------------------------- */
+/* -- addresses ---------------------------------------------------------- */
 
 PyObject *
 fnet_addr_object(const fnet_addr *addr)

@@ -8,8 +8,7 @@
 
 #include <errno.h>
 
-/* -- life
- * ---------------------------------------------------------------------- */
+/* -- life --------------------------------------------------------------- */
 
 static TransportObject *
 allocate(LoopObject *loop)
@@ -311,8 +310,7 @@ fnet_transport_dealloc(TransportObject *self)
     Py_DECREF(type);
 }
 
-/* -- the way down
- * ----------------------------------------------------------------- */
+/* -- the way down ------------------------------------------------------- */
 
 int
 fnet_transport_schedule_lost(TransportObject *self, PyObject *exc)

@@ -261,8 +261,7 @@ transport_get_extra_info(TransportObject *self, PyObject *args,
     return fnet_transport_extra(self, name, otherwise);
 }
 
-/* -- sendfile's way in
- * --------------------------------------------------------------- */
+/* -- sendfile's way in -------------------------------------------------- */
 
 static PyObject *
 transport_make_empty_waiter(TransportObject *self, PyObject *unused)

@@ -8,8 +8,7 @@
 #define WRITES_BEFORE_WARNING 5
 #define MAX_PIECES 64
 
-/* -- calling the protocol
- * ----------------------------------------------------------- */
+/* -- calling the protocol ----------------------------------------------- */
 
 PyObject *
 fnet_transport_call(TransportObject *self, PyObject *name, PyObject *arg)
@@ -60,8 +59,7 @@ fnet_transport_start(TransportObject *self)
     return rc;
 }
 
-/* -- delivering
- * ------------------------------------------------------------------------ */
+/* -- delivering --------------------------------------------------------- */
 
 static int
 deliver_bytes(TransportObject *self, PyObject *bytes)

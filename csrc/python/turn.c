@@ -48,8 +48,7 @@
 #define IDLE_BEFORE_TRIM (200 * FNET_MSEC)
 #define TRIM_BYTES (UINT64_C(16) << 20)
 
-/* -- what the core cannot do without Python
- * ------------------------------------ */
+/* -- what the core cannot do without Python ----------------------------- */
 
 void
 fnet_loop_drop_spent(LoopObject *self)
@@ -107,8 +106,7 @@ fnet_loop_drop_landings(LoopObject *self)
     self->home.landings_used = 0;
 }
 
-/* -- the pass
- * ------------------------------------------------------------------- */
+/* -- the pass ----------------------------------------------------------- */
 
 static int64_t
 next_deadline(LoopObject *self)
@@ -248,8 +246,7 @@ collect_due_timers(LoopObject *self)
     return 0;
 }
 
-/* -- the turn
- * -------------------------------------------------------------------- */
+/* -- the turn ----------------------------------------------------------- */
 
 static int
 run_handles(LoopObject *self, size_t n)

@@ -12,8 +12,7 @@
 #define RECEIVE 0
 #define SEND 1
 
-/* -- descriptors
- * ------------------------------------------------------------------ */
+/* -- descriptors -------------------------------------------------------- */
 
 int
 fnet_fileno(module_state *state, PyObject *fdobj)
@@ -109,8 +108,7 @@ fnet_ensure_no_transport(LoopObject *loop, int fd, PyObject *fdobj)
     return check_foreign_transports(loop, fd, fdobj);
 }
 
-/* -- the table
- * ----------------------------------------------------------------------- */
+/* -- the table ---------------------------------------------------------- */
 
 static WatchObject *
 watch_new(LoopObject *loop, int fd)
@@ -381,8 +379,7 @@ fnet_watch_deliver(WatchObject *self, const fnet_completion *item)
     return 0;
 }
 
-/* -- add_reader() and its kin
- * -------------------------------------------------------------- */
+/* -- add_reader() and its kin ------------------------------------------- */
 
 /* With the number checked: the new Handle. */
 static HandleObject *
