@@ -11,9 +11,12 @@ put(PyObject *dict, const char *name, uint64_t value)
 }
 
 static int
-put_shard(PyObject *dict, const fnet_shard *shard)
+put_shard(PyObject *dict, fnet_shard *shard)
 {
-    const fnet_shard_stats *stats = &shard->stats;
+    fnet_lock_acquire(&shard->output);
+    const fnet_shard_stats copy = shard->stats, *stats = &copy;
+    uint32_t attached = shard->poller.attached;
+    fnet_lock_release(&shard->output);
     const struct {
         const char *name;
         uint64_t value;
@@ -30,7 +33,7 @@ put_shard(PyObject *dict, const fnet_shard *shard)
         {"bytes_sent", stats->bytes_sent},
         {"prompted_flushes", stats->prompted},
         {"accepts", stats->accepts},
-        {"descriptors", shard->poller.attached},
+        {"descriptors", attached},
     };
     for (size_t i = 0; i < FNET_COUNTOF(rows); i++) {
         if (put(dict, rows[i].name, rows[i].value) < 0) {
@@ -43,11 +46,19 @@ put_shard(PyObject *dict, const fnet_shard *shard)
 static int
 put_cache(PyObject *dict, LoopObject *loop)
 {
-    fnet_cache_stats mine, depot;
+    fnet_cache_stats mine = {0}, depot;
 
-    fnet_lock_acquire(&loop->home.output);
-    fnet_cache_get_stats(loop->home.cache, &mine);
-    fnet_lock_release(&loop->home.output);
+    for (unsigned i = 0; i < loop->set.count; i++) {
+        fnet_shard *shard = loop->set.members[i].shard;
+        fnet_cache_stats part;
+        fnet_lock_acquire(&shard->output);
+        fnet_cache_get_stats(shard->cache, &part);
+        fnet_lock_release(&shard->output);
+        mine.held_blocks += part.held_blocks;
+        mine.held_bytes += part.held_bytes;
+        mine.hits += part.hits;
+        mine.misses += part.misses;
+    }
     fnet_depot_stats_any(loop->depot, &depot);
     if (put(dict, "held_blocks", mine.held_blocks + depot.held_blocks) < 0 ||
         put(dict, "held_bytes", mine.held_bytes + depot.held_bytes) < 0 ||
@@ -59,6 +70,22 @@ put_cache(PyObject *dict, LoopObject *loop)
     return 0;
 }
 
+static PyObject *
+shard_list(LoopObject *loop)
+{
+    PyObject *list = PyList_New(0);
+
+    for (unsigned i = 0; list != NULL && i < loop->set.count; i++) {
+        PyObject *dict = PyDict_New();
+        if (dict == NULL || put_shard(dict, loop->set.members[i].shard) < 0 ||
+            PyList_Append(list, dict) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(dict);
+    }
+    return list;
+}
+
 PyObject *
 fnet_loop_stats(LoopObject *self, PyObject *unused)
 {
@@ -66,19 +93,17 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
         return NULL;
     }
     PyObject *result = PyDict_New();
-    PyObject *shard = PyDict_New();
     PyObject *cache = PyDict_New();
-    PyObject *shards = shard == NULL ? NULL : Py_BuildValue("[O]", shard);
+    PyObject *shards = shard_list(self);
 
     if (result == NULL || cache == NULL || shards == NULL ||
-        put_shard(shard, &self->home) < 0 || put_cache(cache, self) < 0 ||
+        put_cache(cache, self) < 0 ||
         PyDict_SetItemString(result, "shards", shards) < 0 ||
         PyDict_SetItemString(result, "cache", cache) < 0 ||
         put(result, "timers", self->timers.count) < 0 ||
         put(result, "ready", self->ring_count) < 0) {
         Py_CLEAR(result);
     }
-    Py_XDECREF(shard);
     Py_XDECREF(cache);
     Py_XDECREF(shards);
     return result;
