@@ -294,11 +294,18 @@ static PyModuleDef_Slot module_slots[] = {
     {0, NULL},
 };
 
+static PyMethodDef module_methods[] = {
+    {"usable_cpus", fnet_usable_cpus_object, METH_NOARGS,
+     "CPUs that this process may use: its affinity and its control group."},
+    {NULL, NULL, 0, NULL},
+};
+
 struct PyModuleDef fnet_module_def = {
     PyModuleDef_HEAD_INIT,
     .m_name = "pyfastnet._core",
     .m_doc = "The C core of pyfastnet; private.",
     .m_size = sizeof(module_state),
+    .m_methods = module_methods,
     .m_slots = module_slots,
     .m_traverse = module_traverse,
     .m_clear = module_clear,

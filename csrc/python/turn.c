@@ -416,6 +416,7 @@ deliver(LoopObject *self, fnet_batch *batch)
 {
     while (batch->next < batch->count) {
         fnet_completion *item = &batch->items[batch->next++];
+        self->delivered++;
         int rc = FNET_UNLIKELY(self->debug)
                      ? deliver_in_debug(self, batch, item)
                      : deliver_one(self, batch, item);
@@ -450,31 +451,6 @@ deliver_mail(LoopObject *self, unsigned n)
     return 0;
 }
 
-/* Home's token changes hands between two turns, when everything of its last
- * pass is delivered. */
-static FNET_COLD int
-move_home(LoopObject *self)
-{
-    fnet_shardset *set = &self->set;
-
-    if (self->recalling && fnet_shardset_regain_home(set)) {
-        self->recalling = false;
-        self->flips++;
-    }
-    else if (!set->home_away && !self->stopping) {
-        fnet_shard_begin_turn(&self->home, false);
-        if (fnet_shardset_lend_home(set) < 0) {
-            self->home_mode = FNET_HOME_LOOP;
-        }
-    }
-    else if (self->home_mode == FNET_HOME_FLIPS && !self->recalling &&
-             (self->turns * UINT64_C(0x9E3779B97F4A7C15) >> 61) == 0) {
-        self->recalling = true;
-        fnet_shardset_recall_home(set);
-    }
-    return 0;
-}
-
 static bool
 may_skip_pass(LoopObject *self)
 {
@@ -499,7 +475,7 @@ turn(LoopObject *self)
         return fnet_loop_check(self);
     }
     if (FNET_UNLIKELY(self->home_mode != FNET_HOME_LOOP) && !resumed) {
-        move_home(self);
+        fnet_loop_see_to_home(self);
     }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);
@@ -548,10 +524,12 @@ run(LoopObject *self, bool once)
 
     self->in_turn = true;
     self->last_pass = 0; /* the first turn looks for events */
+    fnet_loop_begin_adapting(self);
     do {
         rc = turn(self);
     } while (rc == 0 && !once && !self->stopping);
     PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
+    fnet_loop_end_adapting(self);
     if (self->has_core) {
         fnet_shard_begin_turn(&self->home, true);
         fnet_shardset_flush(&self->set);
