@@ -100,6 +100,8 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
         put_cache(cache, self) < 0 ||
         PyDict_SetItemString(result, "shards", shards) < 0 ||
         PyDict_SetItemString(result, "cache", cache) < 0 ||
+        put(result, "home_away", self->set.home_away) < 0 ||
+        put(result, "flips", self->flips) < 0 ||
         put(result, "timers", self->timers.count) < 0 ||
         put(result, "ready", self->ring_count) < 0) {
         Py_CLEAR(result);
