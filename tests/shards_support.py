@@ -5,6 +5,7 @@ import contextlib
 import os
 import random
 import threading
+import time
 
 from support import (
     Recorder,
@@ -19,6 +20,16 @@ from support import (
 
 def threads():
     return len(os.listdir("/proc/self/task"))
+
+
+def settled_threads():
+    """The same, once those that were joined before have left /proc."""
+    count, same = threads(), 0
+    while same < 10:
+        time.sleep(0.002)
+        same = same + 1 if threads() == count else 0
+        count = threads()
+    return count
 
 
 def read_by_shard(loop):

@@ -10,7 +10,14 @@ import time
 
 import pytest
 import support
-from shards_support import connections, load, read_by_shard, serving, threads
+from shards_support import (
+    connections,
+    load,
+    read_by_shard,
+    serving,
+    settled_threads,
+    threads,
+)
 from support import Echo, in_thread, read_exactly, until, within
 
 import pyfastnet
@@ -50,7 +57,7 @@ def test_one_shard_starts_no_thread(make_loop, monkeypatch, shards):
     loop = make_loop(shards=shards, PYFASTNET_DEFER="0")
 
     async def main():
-        before = threads()
+        before = settled_threads()
         async with serving(loop, Echo) as address:
             assert await load(loop, address) <= before + 4
         async with connections(loop, 20) as made:
@@ -58,7 +65,7 @@ def test_one_shard_starts_no_thread(make_loop, monkeypatch, shards):
                 transport.write(b"x")
                 assert await in_thread(peer.recv, 10) == b"x"
             await loop.shutdown_default_executor()
-            assert threads() == before
+            assert settled_threads() == before
             assert len(loop.stats()["shards"]) == 1
 
     loop.run_until_complete(main())
@@ -84,7 +91,7 @@ def test_threads_are_started_when_connections_come(make_loop):
     loop = make_loop(shards=4, PYFASTNET_DEFER="0")
 
     async def main():
-        before = threads()
+        before = settled_threads()
         seen = []
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(6):
@@ -92,7 +99,7 @@ def test_threads_are_started_when_connections_come(make_loop):
                 seen.append((threads() - before, len(loop.stats()["shards"])))
         return seen
 
-    before = threads()
+    before = settled_threads()
     assert loop.run_until_complete(main()) == [
         (0, 1),
         (1, 2),
@@ -102,7 +109,7 @@ def test_threads_are_started_when_connections_come(make_loop):
         (3, 4),
     ]
     loop.close()
-    assert threads() == before
+    assert settled_threads() == before
 
 
 def test_connections_are_spread_and_pinned(make_loop):
