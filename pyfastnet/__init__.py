@@ -50,10 +50,9 @@ if sys.version_info < (3, 16):
 def new_event_loop(*, shards: int | None = None) -> EventLoop:
     """Makes an event loop; any thread may.
 
-    `shards` is the upper bound for the threads that do the loop's I/O: None
-    (then PYFASTNET_SHARDS, a number or `auto`, else as many as pay) or 1 to
-    64.  More than one is accepted but not used yet.  Raises TypeError or
-    ValueError for anything else.
+    `shards` is the number of threads that do the loop's I/O, 1 to 64; None
+    leaves it to PYFASTNET_SHARDS (a number or `auto`), else to what pays: see
+    EventLoop.  Raises TypeError or ValueError for anything else.
 
     Give the function itself to whatever takes a loop factory:
 
