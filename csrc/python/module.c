@@ -205,7 +205,8 @@ make_types(PyObject *module, module_state *state)
     if (add_methods(state->loop_type, fnet_schedule_methods) < 0 ||
         add_methods(state->loop_type, fnet_watch_methods) < 0 ||
         add_methods(state->loop_type, fnet_sock_methods) < 0 ||
-        add_methods(state->loop_type, fnet_server_methods) < 0) {
+        add_methods(state->loop_type, fnet_server_methods) < 0 ||
+        add_methods(state->loop_type, fnet_stats_methods) < 0) {
         return -1;
     }
     PyTypeObject *public[] = {state->handle_type, state->timer_type,
@@ -299,6 +300,7 @@ struct PyModuleDef fnet_module_def = {
     .m_name = "pyfastnet._core",
     .m_doc = "The C core of pyfastnet; private.",
     .m_size = sizeof(module_state),
+    .m_methods = fnet_stats_functions,
     .m_slots = module_slots,
     .m_traverse = module_traverse,
     .m_clear = module_clear,
