@@ -9,7 +9,7 @@ import time
 import warnings
 
 import pytest
-from support import run_script
+from support import WORKERS, run_script
 
 pytestmark = pytest.mark.not_on("asyncio", reason="about what only pyfastnet has")
 
@@ -290,16 +290,19 @@ def test_memory_is_given_back_after_a_burst(module, quiet):
 
 def test_figures_of_a_loop(module):
     loop = module.new_event_loop()
-    loop.run_until_complete(flood(loop, 2, 100_000))
-    cache = loop.stats()["cache"]
+    for _ in range(2):
+        loop.run_until_complete(flood(loop, 4, 500_000))
+    stats = loop.stats()
+    cache = stats["cache"]
     loop.close()
     assert set(cache) == FIGURES
     assert all(type(value) is int and value >= 0 for value in cache.values())
     assert cache["caches"] >= 1
     assert cache["hits"] > 0 and cache["misses"] > 0
-    # Each block that was allocated is held, was freed, or is in use: by the
-    # batch, at most two.
-    assert 0 <= cache["misses"] - cache["freed"] - cache["held_blocks"] <= 2
+    # Each block that was allocated is held, was freed, or is in use: two by a
+    # batch at most, of which there are the loop's own and four of each worker.
+    in_use = cache["misses"] - cache["freed"] - cache["held_blocks"]
+    assert 0 <= in_use <= 2 * (1 + 4 * len(stats["shards"]))
     with pytest.raises(RuntimeError):
         loop.stats()
 
@@ -351,8 +354,9 @@ def test_figures_of_stacks(module):
     assert first["high_water"] >= first["running"]
     assert after["held"] >= 1
     assert 0 < after["held_bytes"] <= after["limit_bytes"]
-    assert second["hits"] == first["hits"] + 1
-    assert second["misses"] == first["misses"]
+    assert second["hits"] > first["hits"]
+    if not WORKERS:  # of which there may be more than are kept
+        assert second["misses"] == first["misses"]
 
 
 def test_figures_from_other_threads(module):

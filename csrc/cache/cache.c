@@ -738,6 +738,13 @@ fnet_cache_flush(fnet_cache *cache)
 }
 
 void
+fnet_cache_trim(fnet_cache *cache)
+{
+    fnet_cache_flush(cache);
+    fnet_depot_trim_any(cache->depot);
+}
+
+void
 fnet_cache_age(fnet_cache *cache)
 {
     fnet_lock_acquire(&cache->depot->lock);

@@ -84,6 +84,8 @@ FNET_MUST_CHECK void *fnet_cache_get(fnet_cache *cache, enum fnet_block block);
 void fnet_cache_put(fnet_cache *cache, enum fnet_block block, void *ptr);
 /* Gives all free blocks, and all credit, to the depot. */
 void fnet_cache_flush(fnet_cache *cache);
+/* The same, and frees every block that the depot holds. */
+void fnet_cache_trim(fnet_cache *cache);
 /* Halves what the magazines have grown to, and gives what is above it to the
  * depot; to be called as often as fnet_depot_age_any(), and before it. */
 void fnet_cache_age(fnet_cache *cache);

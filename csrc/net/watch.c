@@ -36,6 +36,11 @@ watch_event(fnet_shard *shard, fnet_source *source, uint32_t events)
     if (wanted != 0) {
         watch->quiet = 0;
         watch->arrived |= wanted;
+        if (fnet_shard_lent(shard) && (source->events & EPOLLET) == 0 &&
+            fnet_poller_modify(&shard->poller, source, FNET_EVENTS_QUIET) ==
+                0) {
+            watch->muted = true;
+        }
         return true;
     }
     if ((source->events & EPOLLET) == 0) {
@@ -84,38 +89,88 @@ fnet_watch_init(fnet_watch *watch, fnet_shard *shard, void *owner)
     fnet_source_init(&watch->source, &watch_ops, owner);
 }
 
-int
-fnet_watch_set(fnet_watch *watch, int fd, uint32_t levels, uint32_t waits)
+static int
+set_locked(fnet_watch *watch, int fd, uint32_t levels, uint32_t waits)
 {
-    fnet_poller *poller = &watch->shard->poller;
+    fnet_shard *shard = watch->shard;
     uint32_t events = levels != 0 ? levels | waits : FNET_EVENTS_EDGE;
     int rc = 0;
 
     if (!fnet_source_attached(&watch->source)) {
         if ((levels | waits) != 0) {
-            rc = fnet_poller_attach(poller, &watch->source, fd, events);
+            rc =
+                fnet_poller_attach(&shard->poller, &watch->source, fd, events);
         }
     }
     else if (levels == 0 && waits == 0) {
         /* Kept for the next wait, unless it would report levels. */
-        if ((watch->source.events & EPOLLET) == 0) {
-            fnet_poller_detach(poller, &watch->source, false);
+        if ((watch->source.events & EPOLLET) == 0 || watch->muted) {
+            fnet_shard_detach_locked(shard, &watch->source, false);
         }
     }
     else if (watch->source.events != events) {
-        rc = fnet_poller_modify(poller, &watch->source, events);
+        rc = fnet_poller_modify(&shard->poller, &watch->source, events);
     }
     if (rc == 0) {
         watch->levels = levels;
         watch->waits = waits;
         watch->arrived &= levels | waits;
+        watch->muted = false;
     }
+    return rc;
+}
+
+int
+fnet_watch_set(fnet_watch *watch, int fd, uint32_t levels, uint32_t waits)
+{
+    fnet_shard_lock(watch->shard);
+    int rc = set_locked(watch, fd, levels, waits);
+    fnet_shard_unlock(watch->shard);
     return rc;
 }
 
 void
 fnet_watch_detach(fnet_watch *watch)
 {
-    fnet_poller_detach(&watch->shard->poller, &watch->source, false);
+    fnet_watch_forget(watch, false);
+}
+
+void
+fnet_watch_forget(fnet_watch *watch, bool taken_over)
+{
+    fnet_shard_lock(watch->shard);
+    fnet_shard_detach_locked(watch->shard, &watch->source, taken_over);
     watch->levels = watch->waits = watch->arrived = 0;
+    watch->muted = false;
+    fnet_shard_unlock(watch->shard);
+}
+
+void
+fnet_watch_refresh(fnet_watch *watch)
+{
+    fnet_shard *shard = watch->shard;
+
+    fnet_shard_lock(shard);
+    if (fnet_source_attached(&watch->source) &&
+        fnet_poller_modify(&shard->poller, &watch->source,
+                           watch->source.events) < 0) {
+        fnet_shard_detach_locked(shard, &watch->source, false);
+        watch->levels = watch->waits = watch->arrived = 0;
+        watch->muted = false;
+    }
+    fnet_shard_unlock(shard);
+}
+
+void
+fnet_watch_taken(fnet_watch *watch)
+{
+    fnet_shard_lock(watch->shard);
+    if (watch->muted) {
+        watch->muted = false;
+        if (fnet_source_attached(&watch->source)) {
+            (void)fnet_poller_modify(&watch->shard->poller, &watch->source,
+                                     watch->levels | watch->waits);
+        }
+    }
+    fnet_shard_unlock(watch->shard);
 }

@@ -66,7 +66,7 @@ static PyObject *
 loop_write_to_self(LoopObject *self, PyObject *unused)
 {
     if (self->has_core) {
-        fnet_poller_wake_any(&self->home.poller);
+        fnet_shardset_wake_any(&self->set);
     }
     Py_RETURN_NONE;
 }
@@ -142,6 +142,22 @@ watch_signals(LoopObject *self)
     return 0;
 }
 
+/* PYFASTNET_HOME, for tests and benchmarks: `worker` lends the home shard to
+ * one for good, `flips` again and again. */
+static int
+home_mode(void)
+{
+    const char *text = getenv("PYFASTNET_HOME");
+
+    if (text != NULL && strcmp(text, "worker") == 0) {
+        return FNET_HOME_WORKER;
+    }
+    if (text != NULL && strcmp(text, "flips") == 0) {
+        return FNET_HOME_FLIPS;
+    }
+    return FNET_HOME_LOOP;
+}
+
 static int
 open_core(LoopObject *self)
 {
@@ -155,15 +171,23 @@ open_core(LoopObject *self)
     }
     const char *defer = getenv("PYFASTNET_DEFER");
     self->home.defer = defer == NULL || defer[0] != '0';
+    rc = fnet_shardset_init(&self->set, &self->home, self->depot);
+    if (rc < 0) {
+        goto fail_set;
+    }
     rc = fnet_prompter_new(&self->prompter, &self->home);
     if (rc < 0) {
         goto fail_prompter;
     }
     fnet_batch_init(&self->batch);
+    self->batch.shard = &self->home;
+    self->home_mode = home_mode();
     self->has_core = true;
     return watch_signals(self);
 
 fail_prompter:
+    fnet_shardset_fini(&self->set);
+fail_set:
     fnet_shard_fini(&self->home);
 fail_shard:
     fnet_depot_free(self->depot);
@@ -220,13 +244,32 @@ loop_init(LoopObject *self, PyObject *args, PyObject *kwargs)
         if (n == -1 && PyErr_Occurred()) {
             return -1;
         }
-        if (n < 1 || n > 64) {
+        if (n < 1 || n > FNET_SHARDS_MAX) {
             PyErr_Format(PyExc_ValueError,
                          "shards must be between 1 and 64, not %ld", n);
             return -1;
         }
+        self->set.limit = self->set.spread = (unsigned)n;
     }
     return 0;
+}
+
+fnet_shard *
+fnet_loop_pick_shard(LoopObject *self)
+{
+    fnet_shard *shard = fnet_shardset_pick(&self->set);
+
+    if (FNET_UNLIKELY(self->set.failed < 0) && !self->warned) {
+        self->warned = true;
+        if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
+                             "no thread for another shard (%s): the loop "
+                             "goes on with %u of %u",
+                             strerror(-self->set.failed), self->set.count,
+                             self->set.limit) < 0) {
+            PyErr_WriteUnraisable((PyObject *)self);
+        }
+    }
+    return shard;
 }
 
 /* Callbacks and timers go; what they free may schedule more. */
@@ -283,14 +326,29 @@ drop_descriptors(LoopObject *self)
 static void
 drop_batch(LoopObject *self)
 {
-    for (unsigned i = self->batch_next; i < self->batch.count; i++) {
-        fnet_completion *item = &self->batch.items[i];
-        if (item->what == FNET_WHAT_ACCEPTED) {
-            fnet_sys_close(item->result);
-        }
-        Py_CLEAR(item->landing);
+    fnet_batch *batch;
+
+    fnet_loop_drop_batch(&self->batch);
+    while ((batch = self->mail) != NULL ||
+           (batch = fnet_inbox_take(&self->set.inbox)) != NULL) {
+        self->mail = NULL;
+        fnet_loop_drop_batch(batch);
+        (void)fnet_shard_return_batch(batch->shard, batch);
     }
-    self->batch.count = self->batch_next = 0;
+}
+
+/* The threads end, and every shard is this thread's. */
+static void
+take_shards_over(LoopObject *self)
+{
+    fnet_shardset_stop(&self->set);
+    for (unsigned i = 0; i < self->set.count; i++) {
+        if (self->set.members[i].worker != NULL) {
+            fnet_worker_take_over(self->set.members[i].worker);
+        }
+    }
+    self->set.home_away = false;
+    self->set.failed = -ECANCELED; /* no more of them */
 }
 
 static void
@@ -300,6 +358,7 @@ close_core(LoopObject *self)
         return;
     }
     self->core_closing = true; /* what is dropped may call back */
+    take_shards_over(self);
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
@@ -307,9 +366,12 @@ close_core(LoopObject *self)
     fnet_prompter_free(self->prompter);
     self->prompter = NULL;
     self->has_core = false;
-    fnet_loop_drop_landings(self);
-    fnet_loop_drop_spent(self);
-    fnet_batch_fini(&self->batch, self->home.cache);
+    fnet_loop_drop_all_spent(self);
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_loop_drop_landings(self->set.members[i].shard);
+    }
+    fnet_batch_fini(&self->batch, self->home.read_cache);
+    fnet_shardset_fini(&self->set);
     fnet_shard_fini(&self->home);
     fnet_depot_free(self->depot);
     self->depot = NULL;
@@ -334,8 +396,18 @@ loop_before_fork(LoopObject *self, PyObject *unused)
     if (self->has_core && !self->forked) {
         fnet_shard_flush(&self->home);
         PyThreadState *tstate = PyEval_SaveThread();
+        fnet_shardset_stop(&self->set);
         fnet_prompter_stop(self->prompter);
         PyEval_RestoreThread(tstate);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+loop_after_fork_in_parent(LoopObject *self, PyObject *unused)
+{
+    if (self->has_core && !self->forked) {
+        fnet_shardset_start(&self->set);
     }
     Py_RETURN_NONE;
 }
@@ -347,11 +419,10 @@ loop_after_fork(LoopObject *self, PyObject *unused)
 {
     if (self->has_core && !self->forked) {
         self->forked = true;
-        fnet_shard_reset_lock(&self->home);
+        fnet_shardset_after_fork(&self->set);
         fnet_depot_forget(self->depot);
+        self->set.home_away = false;
         fnet_prompter_forget(self->prompter);
-        fnet_sys_close(self->home.poller.epfd);
-        self->home.poller.epfd = fnet_sys_epoll_create();
         for (int i = 0; i < 2; i++) {
             fnet_sys_close(self->signal_pipe[i]);
             self->signal_pipe[i] = -1;
@@ -472,7 +543,7 @@ loop_set_debug(LoopObject *self, PyObject *enabled)
         if (rc < 0) {
             return NULL;
         }
-        fnet_poller_wake_any(&self->home.poller);
+        fnet_shardset_wake_any(&self->set);
     }
     Py_RETURN_NONE;
 }
@@ -549,6 +620,8 @@ static PyMethodDef loop_methods[] = {
     {"_close", (PyCFunction)loop_close, METH_NOARGS, NULL},
     {"_before_fork", (PyCFunction)loop_before_fork, METH_NOARGS, NULL},
     {"_after_fork", (PyCFunction)loop_after_fork, METH_NOARGS, NULL},
+    {"_after_fork_in_parent", (PyCFunction)loop_after_fork_in_parent,
+     METH_NOARGS, NULL},
     {"_write_to_self", (PyCFunction)loop_write_to_self, METH_NOARGS, NULL},
     {"_signal_fd", (PyCFunction)loop_signal_fd, METH_NOARGS, NULL},
     {"_make_socket_transport",

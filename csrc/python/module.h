@@ -17,6 +17,7 @@
 #include "net/watch.h"
 #include "poll/prompter.h"
 #include "poll/shard.h"
+#include "poll/shardset.h"
 
 /* -- state ------------------------------------------------------------------
  */
@@ -111,7 +112,7 @@ typedef struct WatchObject {
     LoopObject *loop; /* borrowed: the loop owns the table of watches */
     int fd;
     HandleObject *reader, *writer;
-    uint64_t since[2];    /* the passes there had been when they were set */
+    uint64_t since[2];    /* the turn in which they were set */
     PyObject *waiters[2]; /* lists of futures: to receive, to send */
     PyObject *sockref;    /* a weak reference to the socket waited for */
 } WatchObject;
@@ -160,6 +161,13 @@ typedef struct TransportObject {
     bool orphan;    /* its loop was closed: the descriptor is still open */
 } TransportObject;
 
+/* Who runs the home shard's pass. */
+enum fnet_home_mode {
+    FNET_HOME_LOOP,   /* the loop's thread */
+    FNET_HOME_WORKER, /* a worker (benchmarks, tests) */
+    FNET_HOME_FLIPS,  /* now one, now the other, at random (tests) */
+};
+
 struct LoopObject {
     PyObject_HEAD
     module_state *state;
@@ -182,9 +190,15 @@ struct LoopObject {
     fnet_depot *depot;
     fnet_shard home;
     fnet_prompter *prompter;
-    fnet_batch batch;
-    unsigned batch_next; /* the first completion not delivered yet */
-    int64_t now;         /* when the pass was over */
+    fnet_shardset set; /* home and the shards that workers have */
+    fnet_batch batch;  /* of home's passes */
+    fnet_batch *mail;  /* a worker's, that is being delivered */
+    int64_t now;       /* when the pass was over */
+    uint64_t turns;    /* there have been */
+    int home_mode;     /* enum fnet_home_mode */
+    uint64_t flips;    /* of home's token: FNET_HOME_FLIPS */
+    bool recalling;    /* home was asked for */
+    bool warned;       /* that there is no thread to be had */
 
     PyObject **fds; /* by descriptor: what of ours uses it (borrowed from
                        `owned`, transports from themselves) */
@@ -266,9 +280,13 @@ PyObject *fnet_loop_create_future(LoopObject *loop);
 PyObject *fnet_loop_run(LoopObject *loop, PyObject *unused);
 PyObject *fnet_loop_run_once(LoopObject *loop, PyObject *unused);
 /* Drops what was sent: the references that the core could not drop. */
-void fnet_loop_drop_spent(LoopObject *loop);
-int fnet_loop_offer_landings(LoopObject *loop);
-void fnet_loop_drop_landings(LoopObject *loop);
+void fnet_loop_drop_spent(LoopObject *loop, fnet_shard *shard);
+void fnet_loop_drop_all_spent(LoopObject *loop);
+void fnet_loop_drop_landings(fnet_shard *shard);
+/* A batch that is not to be delivered. */
+void fnet_loop_drop_batch(fnet_batch *batch);
+/* The shard for a new connection. */
+fnet_shard *fnet_loop_pick_shard(LoopObject *loop);
 
 /* watch.c */
 extern PyType_Spec fnet_watch_spec;

@@ -239,7 +239,7 @@ loop_call_soon_threadsafe(LoopObject *self, PyObject *const *args,
     PyObject *handle =
         call_soon(self, "_call_soon_threadsafe", args, nargs, kwnames);
     if (handle != NULL) {
-        fnet_poller_wake_any(&self->home.poller);
+        fnet_shardset_wake_any(&self->set);
     }
     return handle;
 }
@@ -347,7 +347,7 @@ loop_add_callback_signalsafe(LoopObject *self, PyObject *handle)
 {
     PyObject *result = loop_add_callback(self, handle);
     if (result != NULL && self->has_core) {
-        fnet_poller_wake_any(&self->home.poller);
+        fnet_shardset_wake_any(&self->set);
     }
     return result;
 }

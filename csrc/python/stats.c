@@ -13,9 +13,12 @@ put(PyObject *dict, const char *name, uint64_t value)
 }
 
 static int
-put_shard(PyObject *dict, const fnet_shard *shard)
+put_shard(PyObject *dict, fnet_shard *shard)
 {
-    const fnet_shard_stats *stats = &shard->stats;
+    fnet_lock_acquire(&shard->output);
+    const fnet_shard_stats copy = shard->stats, *stats = &copy;
+    uint32_t attached = shard->poller.attached;
+    fnet_lock_release(&shard->output);
     const struct {
         const char *name;
         uint64_t value;
@@ -32,7 +35,7 @@ put_shard(PyObject *dict, const fnet_shard *shard)
         {"bytes_sent", stats->bytes_sent},
         {"prompted_flushes", stats->prompted},
         {"accepts", stats->accepts},
-        {"descriptors", shard->poller.attached},
+        {"descriptors", attached},
     };
     for (size_t i = 0; i < FNET_COUNTOF(rows); i++) {
         if (put(dict, rows[i].name, rows[i].value) < 0) {
@@ -78,6 +81,22 @@ put_cache(PyObject *dict, fnet_depot *depot)
     return put_rows(dict, rows, FNET_COUNTOF(rows));
 }
 
+static PyObject *
+shard_list(LoopObject *loop)
+{
+    PyObject *list = PyList_New(0);
+
+    for (unsigned i = 0; list != NULL && i < loop->set.count; i++) {
+        PyObject *dict = PyDict_New();
+        if (dict == NULL || put_shard(dict, loop->set.members[i].shard) < 0 ||
+            PyList_Append(list, dict) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(dict);
+    }
+    return list;
+}
+
 PyObject *
 fnet_loop_stats(LoopObject *self, PyObject *unused)
 {
@@ -85,12 +104,10 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
         return NULL;
     }
     PyObject *result = PyDict_New();
-    PyObject *shard = PyDict_New();
     PyObject *cache = PyDict_New();
-    PyObject *shards = shard == NULL ? NULL : Py_BuildValue("[O]", shard);
+    PyObject *shards = shard_list(self);
 
     if (result == NULL || cache == NULL || shards == NULL ||
-        put_shard(shard, &self->home) < 0 ||
         put_cache(cache, self->depot) < 0 ||
         PyDict_SetItemString(result, "shards", shards) < 0 ||
         PyDict_SetItemString(result, "cache", cache) < 0 ||
@@ -98,7 +115,6 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
         put(result, "ready", self->ring_count) < 0) {
         Py_CLEAR(result);
     }
-    Py_XDECREF(shard);
     Py_XDECREF(cache);
     Py_XDECREF(shards);
     return result;

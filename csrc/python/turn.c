@@ -55,9 +55,8 @@
 /* -- what the core cannot do without Python ----------------------------- */
 
 void
-fnet_loop_drop_spent(LoopObject *self)
+fnet_loop_drop_spent(LoopObject *self, fnet_shard *shard)
 {
-    fnet_shard *shard = &self->home;
     void *foreign[64];
     size_t n;
 
@@ -76,38 +75,68 @@ fnet_loop_drop_spent(LoopObject *self)
     } while (n == FNET_COUNTOF(foreign));
 }
 
-int
-fnet_loop_offer_landings(LoopObject *self)
+void
+fnet_loop_drop_all_spent(LoopObject *self)
 {
-    fnet_shard *shard = &self->home;
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_loop_drop_spent(self, self->set.members[i].shard);
+    }
+}
 
+/* Fills the places that were used.  Without memory large reads are copied. */
+static void
+offer_landings(fnet_shard *shard)
+{
+    fnet_landing fresh[FNET_LANDINGS];
+    unsigned n = 0;
+
+    fnet_lock_acquire(&shard->output);
+    size_t size = shard->landing_size;
+    unsigned missing = 0;
     for (unsigned i = 0; i < FNET_LANDINGS; i++) {
-        if (shard->landings[i].owner != NULL) {
-            continue;
-        }
-        PyObject *bytes =
-            PyBytes_FromStringAndSize(NULL, (Py_ssize_t)shard->landing_size);
+        missing += shard->landings[i].owner == NULL;
+    }
+    fnet_lock_release(&shard->output);
+    /* Without the lock, as the allocation may run the collector. */
+    while (n < missing) {
+        PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
         if (bytes == NULL) {
-            return -1;
+            PyErr_Clear();
+            break;
         }
-        shard->landings[i] = (fnet_landing){.owner = bytes,
-                                            .data = PyBytes_AS_STRING(bytes),
-                                            .len = shard->landing_size};
+        fresh[n++] = (fnet_landing){
+            .owner = bytes, .data = PyBytes_AS_STRING(bytes), .len = size};
+    }
+    fnet_lock_acquire(&shard->output);
+    for (unsigned i = 0; i < FNET_LANDINGS && n > 0; i++) {
+        if (shard->landings[i].owner == NULL) {
+            shard->landings[i] = fresh[--n];
+        }
     }
     shard->want_landings = false;
     shard->landings_used = 0;
-    return 0;
+    fnet_lock_release(&shard->output);
+    while (n > 0) { /* the collector has come back here */
+        Py_DECREF((PyObject *)fresh[--n].owner);
+    }
 }
 
 void
-fnet_loop_drop_landings(LoopObject *self)
+fnet_loop_drop_landings(fnet_shard *shard)
 {
+    PyObject *owners[FNET_LANDINGS];
+
+    fnet_lock_acquire(&shard->output);
     for (unsigned i = 0; i < FNET_LANDINGS; i++) {
-        PyObject *owner = self->home.landings[i].owner;
-        self->home.landings[i].owner = NULL;
-        Py_XDECREF(owner);
+        owners[i] = shard->landings[i].owner;
+        shard->landings[i].owner = NULL;
     }
-    self->home.landings_used = 0;
+    shard->landings_used = 0;
+    shard->want_landings = false;
+    fnet_lock_release(&shard->output);
+    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+        Py_XDECREF(owners[i]);
+    }
 }
 
 /* -- the pass ----------------------------------------------------------- */
@@ -115,7 +144,8 @@ fnet_loop_drop_landings(LoopObject *self)
 static int64_t
 next_deadline(LoopObject *self)
 {
-    if (self->ring_count > 0 || self->stopping) {
+    if (self->ring_count > 0 || self->stopping ||
+        fnet_shardset_has_mail(&self->set)) {
         return FNET_NO_WAIT;
     }
     fnet_heap_node *first = fnet_heap_min(&self->timers);
@@ -128,13 +158,21 @@ next_deadline(LoopObject *self)
 /* What is buffered between a read and a send is freed by the send: both
  * count. */
 static uint64_t
-bytes_moved(const LoopObject *self)
+bytes_moved(LoopObject *self)
 {
-    return self->home.stats.bytes_read + self->home.stats.bytes_sent;
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_shard *shard = self->set.members[i].shard;
+        fnet_lock_acquire(&shard->output);
+        sum += shard->stats.bytes_read + shard->stats.bytes_sent;
+        fnet_lock_release(&shard->output);
+    }
+    return sum;
 }
 
 static bool
-trim_pending(const LoopObject *self)
+trim_pending(LoopObject *self)
 {
     return bytes_moved(self) - self->trim_mark >= TRIM_BYTES;
 }
@@ -148,12 +186,20 @@ give_memory_back(LoopObject *self)
     }
     self->trim_mark = bytes_moved(self);
     self->trim_time = self->now;
-    fnet_loop_drop_landings(self);
-    self->home.want_landings = false;
-    fnet_lock_acquire(&self->home.output);
-    fnet_batch_reset(&self->batch, self->home.cache, true);
-    fnet_cache_flush(self->home.cache);
-    fnet_lock_release(&self->home.output);
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_shard *shard = self->set.members[i].shard;
+        fnet_loop_drop_landings(shard);
+        fnet_shard_lock(shard);
+        if (fnet_shard_lent(shard)) {
+            shard->trim = true;
+        }
+        else {
+            fnet_batch_reset(&self->batch, shard->read_cache, true);
+            fnet_cache_flush(shard->read_cache);
+            fnet_cache_flush(shard->cache);
+        }
+        fnet_shard_unlock(shard);
+    }
     fnet_depot_trim_any(self->depot);
     fnet_prompter_trim(self->prompter);
 }
@@ -171,9 +217,18 @@ age_caches(LoopObject *self)
         give_memory_back(self);
         return;
     }
-    fnet_lock_acquire(&self->home.output);
-    fnet_cache_age(self->home.cache);
-    fnet_lock_release(&self->home.output);
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_shard *shard = self->set.members[i].shard;
+        fnet_shard_lock(shard);
+        if (fnet_shard_lent(shard)) {
+            shard->age = true;
+        }
+        else {
+            fnet_cache_age(shard->read_cache);
+            fnet_cache_age(shard->cache);
+        }
+        fnet_shard_unlock(shard);
+    }
     if (fnet_depot_age_any(self->depot) >= AGED_ENOUGH) {
         fnet_prompter_trim(self->prompter);
     }
@@ -204,6 +259,9 @@ pass_without_gil(LoopObject *self, int64_t deadline)
      * on, does so after this, and wakes the pass. */
     if (deadline != FNET_NO_WAIT) {
         fnet_shard_prepare_sleep(&self->home);
+        if (fnet_shardset_has_mail(&self->set)) {
+            deadline = FNET_NO_WAIT;
+        }
     }
     self->passing = true;
     PyThreadState *tstate = PyEval_SaveThread();
@@ -214,6 +272,25 @@ pass_without_gil(LoopObject *self, int64_t deadline)
     if (FNET_UNLIKELY(self->now - self->home.now > GIL_SLOW)) {
         self->keep_gil_until = self->now + GIL_KEEP;
     }
+    return rc;
+}
+
+/* In place of a pass while the home shard is away. */
+static int
+wait_for_mail(LoopObject *self, int64_t deadline)
+{
+    int rc = 0;
+
+    fnet_loop_drop_all_spent(self);
+    if (deadline != FNET_NO_WAIT) {
+        fnet_shardset_prepare_sleep(&self->set);
+        self->passing = true;
+        PyThreadState *tstate = PyEval_SaveThread();
+        rc = fnet_shardset_wait(&self->set, deadline);
+        PyEval_RestoreThread(tstate);
+        self->passing = false;
+    }
+    self->now = self->last_pass = fnet_clock_ns();
     return rc;
 }
 
@@ -228,20 +305,22 @@ run_pass(LoopObject *self)
     if (FNET_UNLIKELY(self->now - self->age_time >= FNET_SEC)) {
         age_caches(self);
     }
-    if (shard->want_landings || shard->landings_used > 0) {
-        if (fnet_loop_offer_landings(self) < 0) {
-            PyErr_Clear(); /* large reads are copied, then */
-        }
+    if (FNET_LIKELY(!self->set.home_away) &&
+        (shard->want_landings || shard->landings_used > 0)) {
+        offer_landings(shard);
     }
     if (deadline > self->now + IDLE_BEFORE_TRIM && trim_pending(self)) {
         deadline = self->now + IDLE_BEFORE_TRIM;
         trim = true;
     }
-    self->batch_next = 0;
     bool done = false;
-    if (FNET_UNLIKELY(self->keep_gil_until > self->now) ||
-        (deadline == FNET_NO_WAIT &&
-         self->now - self->gil_released < GIL_INTERVAL)) {
+    if (FNET_UNLIKELY(self->set.home_away)) {
+        rc = wait_for_mail(self, deadline);
+        done = true;
+    }
+    else if (FNET_UNLIKELY(self->keep_gil_until > self->now) ||
+             (deadline == FNET_NO_WAIT &&
+              self->now - self->gil_released < GIL_INTERVAL)) {
         rc = pass_with_gil(self, deadline);
         done = rc < 0 || self->batch.count > 0 || deadline <= self->now;
     }
@@ -249,11 +328,14 @@ run_pass(LoopObject *self)
         rc = pass_without_gil(self, deadline);
     }
     self->last_pass = self->now;
-    if (shard->spent.head != NULL) {
-        fnet_loop_drop_spent(self);
+    if (FNET_UNLIKELY(self->set.count > 1)) {
+        fnet_loop_drop_all_spent(self);
+    }
+    else if (!self->set.home_away && shard->spent.head != NULL) {
+        fnet_loop_drop_spent(self, shard);
     }
     if (trim && rc == 0 && self->batch.count == 0 && self->ring_count == 0 &&
-        self->now >= deadline) {
+        !fnet_shardset_has_mail(&self->set) && self->now >= deadline) {
         give_memory_back(self);
     }
     return rc;
@@ -304,10 +386,18 @@ drop_item(fnet_completion *item)
     Py_CLEAR(item->landing);
 }
 
-static int
-deliver_one(LoopObject *self, fnet_completion *item)
+void
+fnet_loop_drop_batch(fnet_batch *batch)
 {
-    fnet_source *source = fnet_poller_lookup(&self->home.poller, item->tag);
+    while (batch->next < batch->count) {
+        drop_item(&batch->items[batch->next++]);
+    }
+}
+
+static int
+deliver_one(LoopObject *self, const fnet_batch *batch, fnet_completion *item)
+{
+    fnet_source *source = fnet_poller_lookup(&batch->shard->poller, item->tag);
     PyObject *owner;
     int rc = 0;
 
@@ -335,18 +425,20 @@ deliver_one(LoopObject *self, fnet_completion *item)
 }
 
 static FNET_COLD int
-deliver_in_debug(LoopObject *self, fnet_completion *item)
+deliver_in_debug(LoopObject *self, const fnet_batch *batch,
+                 fnet_completion *item)
 {
-    fnet_source *source = fnet_poller_lookup(&self->home.poller, item->tag);
+    fnet_source *source = fnet_poller_lookup(&batch->shard->poller, item->tag);
     PyObject *owner = source == NULL ? NULL : source->owner;
 
     if (source != NULL && source->ops->kind == FNET_KIND_WATCH) {
-        return deliver_one(self, item); /* its handles tell themselves */
+        /* Its handles tell themselves. */
+        return deliver_one(self, batch, item);
     }
     int64_t begin = fnet_clock_ns();
 
     Py_XINCREF(owner);
-    int rc = deliver_one(self, item);
+    int rc = deliver_one(self, batch, item);
     double took = (double)(fnet_clock_ns() - begin) / 1e9;
     if (rc == 0 && owner != NULL && took >= self->slow_callback_duration) {
         rc = fnet_report(self->state, "slow_callback", "(OOd)", self, owner,
@@ -357,12 +449,13 @@ deliver_in_debug(LoopObject *self, fnet_completion *item)
 }
 
 static int
-deliver(LoopObject *self)
+deliver(LoopObject *self, fnet_batch *batch)
 {
-    while (self->batch_next < self->batch.count) {
-        fnet_completion *item = &self->batch.items[self->batch_next++];
-        int rc = FNET_UNLIKELY(self->debug) ? deliver_in_debug(self, item)
-                                            : deliver_one(self, item);
+    while (batch->next < batch->count) {
+        fnet_completion *item = &batch->items[batch->next++];
+        int rc = FNET_UNLIKELY(self->debug)
+                     ? deliver_in_debug(self, batch, item)
+                     : deliver_one(self, batch, item);
         if (FNET_UNLIKELY(rc < 0)) {
             return -1;
         }
@@ -370,10 +463,60 @@ deliver(LoopObject *self)
     return 0;
 }
 
+/* At most one batch of each shard in a turn, so that callbacks have theirs. */
+static int
+deliver_mail(LoopObject *self)
+{
+    for (unsigned n = self->set.count; n > 0; n--) {
+        if (self->mail == NULL) {
+            self->mail = fnet_inbox_take(&self->set.inbox);
+        }
+        if (self->mail == NULL) {
+            return 0;
+        }
+        if (deliver(self, self->mail) < 0) {
+            return -1;
+        }
+        fnet_batch *batch = self->mail;
+        fnet_shard *shard = batch->shard;
+        self->mail = NULL;
+        if (fnet_shard_return_batch(shard, batch)) {
+            offer_landings(shard);
+        }
+    }
+    return 0;
+}
+
+/* Home's token changes hands between two turns, when everything of its last
+ * pass is delivered. */
+static FNET_COLD int
+move_home(LoopObject *self)
+{
+    fnet_shardset *set = &self->set;
+
+    if (self->recalling && fnet_shardset_regain_home(set)) {
+        self->recalling = false;
+        self->flips++;
+    }
+    else if (!set->home_away && !self->stopping) {
+        fnet_shard_begin_turn(&self->home, false);
+        if (fnet_shardset_lend_home(set) < 0) {
+            self->home_mode = FNET_HOME_LOOP;
+        }
+    }
+    else if (self->home_mode == FNET_HOME_FLIPS && !self->recalling &&
+             (self->turns * UINT64_C(0x9E3779B97F4A7C15) >> 61) == 0) {
+        self->recalling = true;
+        fnet_shardset_recall_home(set);
+    }
+    return 0;
+}
+
 static bool
 may_skip_pass(LoopObject *self)
 {
-    if (self->ring_count == 0 || self->stopping ||
+    if (self->ring_count == 0 || self->set.home_away ||
+        fnet_shardset_has_mail(&self->set) || self->stopping ||
         !fnet_list_empty(&self->home.dirty) ||
         !fnet_list_empty(&self->home.ready)) {
         return false;
@@ -385,11 +528,15 @@ may_skip_pass(LoopObject *self)
 static int
 turn(LoopObject *self)
 {
-    bool resumed = self->batch_next < self->batch.count;
+    bool resumed = self->batch.next < self->batch.count || self->mail != NULL;
 
+    self->turns++;
     if (FNET_UNLIKELY(self->forked)) {
         /* The child came back from the callback that has forked. */
         return fnet_loop_check(self);
+    }
+    if (FNET_UNLIKELY(self->home_mode != FNET_HOME_LOOP) && !resumed) {
+        move_home(self);
     }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);
@@ -402,12 +549,15 @@ turn(LoopObject *self)
         return -1;
     }
     size_t due = self->ring_count - ready;
-    size_t coming = self->batch.count - self->batch_next;
+    size_t coming = self->batch.count - self->batch.next;
+    coming += 2 * fnet_inbox_count(&self->set.inbox);
     bool eager = ready + due + coming <= 1;
-    if (self->home.phase != FNET_PHASE_TURN || eager != self->home.eager) {
+    if (FNET_LIKELY(!self->set.home_away) &&
+        (self->home.phase != FNET_PHASE_TURN || eager != self->home.eager)) {
         fnet_shard_begin_turn(&self->home, eager);
     }
-    if (run_handles(self, ready) < 0 || deliver(self) < 0) {
+    if (run_handles(self, ready) < 0 || deliver(self, &self->batch) < 0 ||
+        deliver_mail(self) < 0) {
         return -1;
     }
     return run_handles(self, due);
@@ -435,7 +585,7 @@ run(LoopObject *self, bool once)
     if (self->has_core) {
         fnet_shard_begin_turn(&self->home, true);
         fnet_shard_flush(&self->home);
-        fnet_loop_drop_spent(self);
+        fnet_loop_drop_all_spent(self);
     }
     self->in_turn = false;
     if (exc != NULL) {
