@@ -116,6 +116,8 @@ class Loop:
         """Lets go of every descriptor, callback and transport of the core."""
     def _before_fork(self) -> None:
         """Sends what was written and stops the core's thread."""
+    def _after_fork_in_parent(self) -> None:
+        """Starts the core's threads again."""
     def _after_fork(self) -> None:
         """In a child: closes the child's copies; the loop is unusable."""
     def _write_to_self(self) -> None:
