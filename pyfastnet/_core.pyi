@@ -187,4 +187,13 @@ class Loop:
         backlog); _listen() again goes on."""
     def _unlisten(self, fd: int) -> bool:
         """Stops accepting; does not close the socket."""
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]:
+        """Counters of the loop's I/O and its caches, as a new dict; any
+        thread.  RuntimeError once it is closed."""
+    def _set_cache_limit(self, limit: int, /) -> None:
+        """The bound of the bytes that the caches keep; OSError EINVAL below
+        one block, EBUSY if they keep more than that already."""
+
+def _stack_stats() -> dict[str, int]:
+    """The stacks of the core's threads, over the process: see
+    pyfastnet.stats().  Any thread."""

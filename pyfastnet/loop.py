@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, NoReturn
 
 from . import _core
+from ._limits import cache_limit as chosen_cache_limit
 from .processes import Subprocesses
 from .server import Servers
 from .signals import Signals
@@ -39,6 +40,11 @@ class EventLoop(_Parts):
     wherever there are two CPUs.  Raises TypeError or ValueError for anything
     else; a wrong variable warns.
 
+    `cache_limit` bounds the free buffers that the loop keeps for its I/O, in
+    bytes, over all its threads: None (then PYFASTNET_CACHE_LIMIT, a number
+    that k, m or g may follow, else 64 MiB), or at least one block of 256 KiB;
+    TypeError or ValueError for anything else.  Buffers in use do not count.
+
     As with asyncio, a loop belongs to the thread that runs it.
     call_soon_threadsafe() and stats() may be called from any thread,
     run_in_executor() and all else from the loop's own.  After os.fork() the
@@ -46,8 +52,16 @@ class EventLoop(_Parts):
     new loop works.
     """
 
-    def __init__(self, *, shards: int | None = None) -> None:
+    def __init__(
+        self, *, shards: int | None = None, cache_limit: int | None = None
+    ) -> None:
+        try:
+            limit = chosen_cache_limit(cache_limit)
+        except BaseException:
+            self._closed = True  # nothing to close: keeps __del__() silent
+            raise
         Signals.__init__(self, shards=shards)  # C's is called by the last
+        self._set_cache_limit(limit)
         self._pid = os.getpid()
         _loops.add(self)
 

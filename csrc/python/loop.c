@@ -10,8 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 
-/* 64 MiB of free blocks over all classes, unless PYFASTNET_CACHE_LIMIT says
- * otherwise: as much as a burst on a thousand connections uses at a time. */
+/* Until _set_cache_limit() says what pyfastnet/_limits.py has found. */
 #define CACHE_LIMIT ((size_t)64 << 20)
 #define RING_START 256
 
@@ -122,28 +121,6 @@ fnet_loop_fd_object(LoopObject *self, int fd)
  * ---------------------------------------------------------------------------
  */
 
-static size_t
-cache_limit(void)
-{
-    const char *text = getenv("PYFASTNET_CACHE_LIMIT");
-    if (text != NULL) {
-        char *end;
-        errno = 0;
-        unsigned long long limit = strtoull(text, &end, 10);
-        if (errno == 0 && *text >= '0' && *text <= '9' && *end == '\0' &&
-            limit >= fnet_block_size(FNET_BLOCK_256K)) {
-            return (size_t)limit;
-        }
-        if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
-                             "PYFASTNET_CACHE_LIMIT=%s is not a number of "
-                             "bytes of at least one block (%zu): ignored",
-                             text, fnet_block_size(FNET_BLOCK_256K)) < 0) {
-            PyErr_Clear();
-        }
-    }
-    return CACHE_LIMIT;
-}
-
 static int
 watch_signals(LoopObject *self)
 {
@@ -184,7 +161,7 @@ home_mode(void)
 static int
 open_core(LoopObject *self)
 {
-    int rc = fnet_depot_new(&self->depot, cache_limit());
+    int rc = fnet_depot_new(&self->depot, CACHE_LIMIT);
     if (rc < 0) {
         goto fail;
     }
@@ -410,6 +387,7 @@ loop_after_fork(LoopObject *self, PyObject *unused)
     if (self->has_core && !self->forked) {
         self->forked = true;
         fnet_shardset_after_fork(&self->set);
+        fnet_depot_forget(self->depot);
         self->set.home_away = false;
         fnet_prompter_forget(self->prompter);
         for (int i = 0; i < 2; i++) {

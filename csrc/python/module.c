@@ -205,7 +205,8 @@ make_types(PyObject *module, module_state *state)
     if (add_methods(state->loop_type, fnet_schedule_methods) < 0 ||
         add_methods(state->loop_type, fnet_watch_methods) < 0 ||
         add_methods(state->loop_type, fnet_sock_methods) < 0 ||
-        add_methods(state->loop_type, fnet_server_methods) < 0) {
+        add_methods(state->loop_type, fnet_server_methods) < 0 ||
+        add_methods(state->loop_type, fnet_stats_methods) < 0) {
         return -1;
     }
     PyTypeObject *public[] = {state->handle_type, state->timer_type,
@@ -224,7 +225,8 @@ module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
 
-    if (import_names(state) < 0 || make_types(module, state) < 0) {
+    if (import_names(state) < 0 || make_types(module, state) < 0 ||
+        PyModule_AddFunctions(module, fnet_stats_functions) < 0) {
         return -1;
     }
     return 0;

@@ -222,6 +222,8 @@ struct LoopObject {
     /* giving memory back: see turn.c */
     uint64_t trim_mark; /* bytes moved when memory was given back last */
     int64_t trim_time;
+    uint64_t age_mark; /* bytes moved when the caches were aged last */
+    int64_t age_time;
 };
 
 /* -- doors ------------------------------------------------------------------
@@ -394,5 +396,7 @@ PyObject *fnet_addr_object(const fnet_addr *addr);
 
 /* stats.c */
 PyObject *fnet_loop_stats(LoopObject *loop, PyObject *unused);
+extern PyMethodDef fnet_stats_methods[];   /* of the loop */
+extern PyMethodDef fnet_stats_functions[]; /* of the module */
 
 #endif

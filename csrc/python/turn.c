@@ -42,11 +42,15 @@
  * (tests/test_fairness.py has the case). */
 #define GIL_INTERVAL (12 * FNET_MSEC)
 
-/* Memory is given back once the loop has been idle for IDLE_BEFORE_TRIM after
- * at least TRIM_BYTES were read and sent since the last time, at most once a
- * second. */
+/* Memory is given back after at least TRIM_BYTES were read and sent since the
+ * last time, at most once a second: once the loop has been idle for
+ * IDLE_BEFORE_TRIM, or has moved less than QUIET_BYTES in a second.  While
+ * there is more to do than that, the caches age: what a burst has left there
+ * and nobody has needed for a second goes. */
 #define IDLE_BEFORE_TRIM (200 * FNET_MSEC)
-#define TRIM_BYTES (UINT64_C(16) << 20)
+#define TRIM_BYTES (UINT64_C(2) << 20)
+#define QUIET_BYTES (UINT64_C(1) << 20)
+#define AGED_ENOUGH ((size_t)1 << 20) /* to ask the system to take it */
 
 /* -- what the core cannot do without Python ----------------------------- */
 
@@ -173,7 +177,7 @@ trim_pending(LoopObject *self)
     return bytes_moved(self) - self->trim_mark >= TRIM_BYTES;
 }
 
-/* The loop was idle after a lot of traffic. */
+/* The loop is idle, or nearly, after a lot of traffic; the batch is empty. */
 static FNET_COLD void
 give_memory_back(LoopObject *self)
 {
@@ -198,6 +202,36 @@ give_memory_back(LoopObject *self)
     }
     fnet_depot_trim_any(self->depot);
     fnet_prompter_trim(self->prompter);
+}
+
+/* Once a second, before a pass. */
+static FNET_COLD void
+age_caches(LoopObject *self)
+{
+    uint64_t moved = bytes_moved(self);
+    bool quiet = moved - self->age_mark < QUIET_BYTES;
+
+    self->age_mark = moved;
+    self->age_time = self->now;
+    if (quiet && trim_pending(self)) {
+        give_memory_back(self);
+        return;
+    }
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_shard *shard = self->set.members[i].shard;
+        fnet_shard_lock(shard);
+        if (fnet_shard_lent(shard)) {
+            shard->age = true;
+        }
+        else {
+            fnet_cache_age(shard->read_cache);
+            fnet_cache_age(shard->cache);
+        }
+        fnet_shard_unlock(shard);
+    }
+    if (fnet_depot_age_any(self->depot) >= AGED_ENOUGH) {
+        fnet_prompter_trim(self->prompter);
+    }
 }
 
 /* A pass that does not give up the GIL, and so does not wait. */
@@ -268,6 +302,9 @@ run_pass(LoopObject *self)
     bool trim = false;
     int rc = 0;
 
+    if (FNET_UNLIKELY(self->now - self->age_time >= FNET_SEC)) {
+        age_caches(self);
+    }
     if (FNET_LIKELY(!self->set.home_away) &&
         (shard->want_landings || shard->landings_used > 0)) {
         offer_landings(shard);
