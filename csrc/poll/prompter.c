@@ -2,12 +2,12 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -136,21 +136,14 @@ run(void *arg)
     return NULL;
 }
 
-/* Starts the thread with all signals blocked: they are for Python's. */
 static bool
 start_locked(fnet_prompter *prompter)
 {
-    sigset_t all, before;
-
-    if (prompter->running) {
-        return true;
+    if (!prompter->running) {
+        prompter->stop = false;
+        prompter->running =
+            fnet_thread_start(&prompter->thread, run, prompter) == 0;
     }
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    prompter->stop = false;
-    prompter->running =
-        pthread_create(&prompter->thread, NULL, run, prompter) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return prompter->running;
 }
 

@@ -1,10 +1,9 @@
 #include "poll/worker.h"
 
 #include "base/mem.h"
+#include "base/thread.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
 
 struct fnet_worker {
     /* constant after init */
@@ -93,18 +92,13 @@ run(void *arg)
 static int
 start(fnet_worker *worker)
 {
-    sigset_t all, before;
-
     if (worker->running) {
         return 0;
     }
     worker->shard->stop = false;
-    sigfillset(&all); /* they are for Python's threads */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&worker->thread, NULL, run, worker);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int rc = fnet_thread_start(&worker->thread, run, worker);
     worker->running = rc == 0;
-    return -rc;
+    return rc;
 }
 
 int
