@@ -174,6 +174,17 @@ lent_turn(lent *l, int64_t deadline)
         }                                                                     \
     } while (0)
 
+/* Turns that do not sleep, for what nobody tells the loop. */
+#define LENT_MEANWHILE(l, condition)                                          \
+    do {                                                                      \
+        int64_t lent_deadline_ = fnet_clock_ns() + WORLD_PATIENCE;            \
+        while (!(condition) && fnet_clock_ns() < lent_deadline_) {            \
+            lent_turn((l), FNET_NO_WAIT);                                     \
+            usleep(100);                                                      \
+        }                                                                     \
+        CHECK(condition);                                                     \
+    } while (0)
+
 /* Waits for what another thread does, without turns. */
 #define LENT_AWAIT(condition)                                                 \
     do {                                                                      \
@@ -324,6 +335,14 @@ end_take(end *e)
     size_t n = world_take(e->peer, e->taken, SIZE_MAX);
     e->taken += n;
     return n;
+}
+
+/* True once the peer has taken everything that was written. */
+static inline bool
+end_all_taken(end *e)
+{
+    end_take(e);
+    return e->taken == e->written;
 }
 
 #endif
