@@ -247,7 +247,7 @@ void
 fnet_shard_flush(fnet_shard *shard)
 {
     fnet_lock_acquire(&shard->output);
-    if (!fnet_shard_lent(shard)) {
+    if (shard->phase == FNET_PHASE_TURN) {
         fnet_shard_flush_locked(shard);
     }
     fnet_lock_release(&shard->output);
@@ -272,7 +272,9 @@ fnet_shard_defer_locked(fnet_shard *shard, fnet_source *source)
 fnet_landing
 fnet_shard_take_landing(fnet_shard *shard)
 {
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    /* The spare one first, so that it is free when this comes back unused. */
+    for (unsigned n = 0; n < FNET_LANDINGS + 1; n++) {
+        unsigned i = n == 0 ? FNET_LANDINGS : n - 1;
         fnet_landing landing = shard->landings[i];
         if (landing.owner != NULL) {
             shard->landings[i].owner = NULL;
@@ -306,10 +308,12 @@ fnet_shard_note_landing(fnet_shard *shard, size_t got, size_t len)
 void
 fnet_shard_return_landing(fnet_shard *shard, fnet_landing landing)
 {
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    for (unsigned i = 0; i < FNET_LANDINGS + 1; i++) {
         if (shard->landings[i].owner == NULL) {
             shard->landings[i] = landing;
-            shard->landings_used--;
+            if (shard->landings_used > 0) {
+                shard->landings_used--; /* 0: refilled meanwhile */
+            }
             return;
         }
     }

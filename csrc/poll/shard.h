@@ -62,6 +62,8 @@ typedef struct fnet_landing {
  * in one of them at most. */
 #define FNET_BATCHES 4
 
+/* Those that are offered; there is a place for one more, as one may be out
+ * with a worker when its place is filled again. */
 #define FNET_LANDINGS 4
 #define FNET_LANDING_MAX ((size_t)256 * 1024)
 
@@ -92,7 +94,7 @@ struct fnet_shard {
      * to change always, and so its to look at without the lock. */
     fnet_poller poller;
     fnet_list ready; /* sources with work for the pass, first come first */
-    fnet_landing landings[FNET_LANDINGS];
+    fnet_landing landings[FNET_LANDINGS + 1];
     unsigned landings_used; /* since the layer above refilled them */
     size_t landing_size;    /* what those offered next should have */
     bool want_landings;     /* a large reader found none */
@@ -150,7 +152,8 @@ int fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline);
 /* The loop's thread tells, once the pass is over, whether the turn that
  * begins has so little to do that a first write() may go at once. */
 void fnet_shard_begin_turn(fnet_shard *shard, bool eager);
-/* Sends all pending output.  Between passes. */
+/* Sends all pending output, unless a pass is under way on another thread (a
+ * thread that forks calls it, too). */
 void fnet_shard_flush(fnet_shard *shard);
 
 /* -- lent ----------------------------------------------------------------- */
