@@ -70,6 +70,12 @@ flush_locked(fnet_stream *stream)
     fnet_shard *shard = stream->shard;
 
     while (stream->writable && !fnet_chain_empty(&stream->out)) {
+        if (FNET_UNLIKELY(shard->busy_awaited)) {
+            /* Somebody wants to detach or drop, and shall not wait until a
+             * peer has taken everything. */
+            fnet_shard_defer_locked(shard, &stream->source);
+            return;
+        }
         size_t offered;
         ssize_t sent = send_some(stream, &offered);
         if (sent == -EAGAIN) {
@@ -613,7 +619,15 @@ fnet_stream_notify_room(fnet_stream *stream)
     fnet_shard_lock(shard);
     stream->notify_room = true;
     stream->writable = false;
-    rearm_output_locked(stream);
+    if (fnet_shard_lent(shard)) {
+        /* The worker may have seen, and ignored, the edge since the caller's
+         * send: asking again brings the event if there is room now. */
+        (void)fnet_poller_modify(&shard->poller, &stream->source,
+                                 stream->source.events | (uint32_t)EPOLLOUT);
+    }
+    else {
+        rearm_output_locked(stream);
+    }
     fnet_shard_unlock(shard);
 }
 
