@@ -70,7 +70,7 @@ flush_locked(fnet_stream *stream)
     fnet_shard *shard = stream->shard;
 
     while (stream->writable && !fnet_chain_empty(&stream->out)) {
-        if (FNET_UNLIKELY(shard->busy_awaited)) {
+        if (FNET_UNLIKELY(shard->hurry)) {
             /* Somebody wants to detach or drop, and shall not wait until a
              * peer has taken everything. */
             fnet_shard_defer_locked(shard, &stream->source);
@@ -620,8 +620,8 @@ fnet_stream_notify_room(fnet_stream *stream)
     stream->notify_room = true;
     stream->writable = false;
     if (fnet_shard_lent(shard)) {
-        /* The worker may have seen, and ignored, the edge since the caller's
-         * send: asking again brings the event if there is room now. */
+        /* The worker may have had the edge since; this brings it again if
+         * there is room. */
         (void)fnet_poller_modify(&shard->poller, &stream->source,
                                  stream->source.events | (uint32_t)EPOLLOUT);
     }

@@ -117,7 +117,9 @@ struct fnet_shard {
 
     /* guarded by output: lent */
     fnet_source *busy; /* whose op has left the shard */
+    bool flushing;     /* a worker's pass sends what was dirty */
     bool busy_awaited;
+    bool hurry;        /* who waits for the busy source does so to detach it */
     fnet_cond idle;    /* nobody is busy any more */
     fnet_list gated;   /* with work, but their last batch is not back */
     fnet_list batches; /* free ones */
@@ -152,8 +154,9 @@ int fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline);
 /* The loop's thread tells, once the pass is over, whether the turn that
  * begins has so little to do that a first write() may go at once. */
 void fnet_shard_begin_turn(fnet_shard *shard, bool eager);
-/* Sends all pending output, unless a pass is under way on another thread (a
- * thread that forks calls it, too). */
+/* Sends all pending output, as far as the sockets take it; while the shard is
+ * lent, waits until its worker, whose thread runs, has.  Does nothing while
+ * another thread is in its pass (one that forks calls it, too). */
 void fnet_shard_flush(fnet_shard *shard);
 
 /* -- lent ----------------------------------------------------------------- */

@@ -417,7 +417,7 @@ static PyObject *
 loop_before_fork(LoopObject *self, PyObject *unused)
 {
     if (self->has_core && !self->forked) {
-        fnet_shard_flush(&self->home);
+        fnet_shardset_flush(&self->set);
         PyThreadState *tstate = PyEval_SaveThread();
         fnet_shardset_stop(&self->set);
         fnet_prompter_stop(self->prompter);

@@ -112,9 +112,10 @@ typedef struct WatchObject {
     LoopObject *loop; /* borrowed: the loop owns the table of watches */
     int fd;
     HandleObject *reader, *writer;
-    uint64_t since[2];    /* the turn in which they were set */
-    PyObject *waiters[2]; /* lists of futures: to receive, to send */
-    PyObject *sockref;    /* a weak reference to the socket waited for */
+    uint64_t since[2];       /* the turn in which they were set */
+    uint64_t since_batch[2]; /* and the worker's batch */
+    PyObject *waiters[2];    /* lists of futures: to receive, to send */
+    PyObject *sockref;       /* a weak reference to the socket waited for */
 } WatchObject;
 
 typedef struct ListenerObject {

@@ -426,11 +426,11 @@ deliver(LoopObject *self, fnet_batch *batch)
     return 0;
 }
 
-/* At most one batch of each shard in a turn, so that callbacks have theirs. */
+/* Delivers the one that was begun and the next `n`. */
 static int
-deliver_mail(LoopObject *self)
+deliver_mail(LoopObject *self, unsigned n)
 {
-    for (unsigned n = self->set.count; n > 0; n--) {
+    while (self->mail != NULL || n-- > 0) {
         if (self->mail == NULL) {
             self->mail = fnet_inbox_take(&self->set.inbox);
         }
@@ -512,15 +512,22 @@ turn(LoopObject *self)
         return -1;
     }
     size_t due = self->ring_count - ready;
-    size_t coming = self->batch.count - self->batch.next;
-    coming += 2 * fnet_inbox_count(&self->set.inbox);
+    /* What is in the inbox now came before the callbacks that this turn will
+     * add; what comes during it is for the next one, as what a poll of the
+     * loop's own would find.  And not too much at a time, so that callbacks
+     * have their turns. */
+    unsigned mail = fnet_inbox_count(&self->set.inbox);
+    if (FNET_UNLIKELY(mail > self->set.count)) {
+        mail = self->set.count;
+    }
+    size_t coming = self->batch.count - self->batch.next + 2 * (size_t)mail;
     bool eager = ready + due + coming <= 1;
     if (FNET_LIKELY(!self->set.home_away) &&
         (self->home.phase != FNET_PHASE_TURN || eager != self->home.eager)) {
         fnet_shard_begin_turn(&self->home, eager);
     }
     if (run_handles(self, ready) < 0 || deliver(self, &self->batch) < 0 ||
-        deliver_mail(self) < 0) {
+        deliver_mail(self, mail) < 0) {
         return -1;
     }
     return run_handles(self, due);
@@ -547,7 +554,7 @@ run(LoopObject *self, bool once)
     PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
     if (self->has_core) {
         fnet_shard_begin_turn(&self->home, true);
-        fnet_shard_flush(&self->home);
+        fnet_shardset_flush(&self->set);
         fnet_loop_drop_all_spent(self);
     }
     self->in_turn = false;
