@@ -145,6 +145,48 @@ add_methods(PyTypeObject *type, PyMethodDef *methods)
     return 0;
 }
 
+/* Gives a class of ours in Python copies of the loop's methods that are its
+ * own: the interpreter calls a method without the detour through its checks
+ * only where the descriptor is of the very class of the object. */
+static PyObject *
+bind_methods(PyObject *module, PyObject *class)
+{
+    module_state *state = PyModule_GetState(module);
+    PyObject *base = (PyObject *)state->loop_type;
+
+    if (!PyType_Check(class) ||
+        !PyType_IsSubtype((PyTypeObject *)class, state->loop_type)) {
+        PyErr_SetString(PyExc_TypeError, "a subclass of Loop is needed");
+        return NULL;
+    }
+    PyObject *dict = PyObject_GetAttrString(base, "__dict__");
+    PyObject *items = dict == NULL ? NULL : PyMapping_Items(dict);
+    Py_XDECREF(dict);
+    for (Py_ssize_t i = 0; items != NULL && i < PyList_GET_SIZE(items); i++) {
+        PyObject *name = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 0);
+        PyObject *ours = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 1);
+        PyObject *found = PyObject_GetAttr(class, name);
+        if (found == NULL) {
+            Py_CLEAR(items);
+        }
+        else if (found == ours && Py_IS_TYPE(ours, &PyMethodDescr_Type)) {
+            PyObject *own =
+                PyDescr_NewMethod((PyTypeObject *)class,
+                                  ((PyMethodDescrObject *)ours)->d_method);
+            if (own == NULL || PyObject_SetAttr(class, name, own) < 0) {
+                Py_CLEAR(items);
+            }
+            Py_XDECREF(own);
+        }
+        Py_XDECREF(found);
+    }
+    if (items == NULL) {
+        return NULL;
+    }
+    Py_DECREF(items);
+    return Py_NewRef(class);
+}
+
 static PyTypeObject *
 make_transport_type(PyObject *module)
 {
@@ -286,6 +328,12 @@ module_free(void *module)
     Py_CLEAR(state->one);
 }
 
+static PyMethodDef module_methods[] = {
+    {"bind_methods", bind_methods, METH_O,
+     "Give a subclass of Loop copies of the methods that it inherits."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
@@ -299,6 +347,7 @@ struct PyModuleDef fnet_module_def = {
     .m_name = "pyfastnet._core",
     .m_doc = "The C core of pyfastnet; private.",
     .m_size = sizeof(module_state),
+    .m_methods = module_methods,
     .m_slots = module_slots,
     .m_traverse = module_traverse,
     .m_clear = module_clear,
