@@ -29,6 +29,17 @@
 #define FNET_END_SHARED() }
 #endif
 
+/* The current context of the thread, borrowed; NULL: none was needed yet. */
+static inline PyObject *
+fnet_current_context(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyThreadState_GetUnchecked()->context;
+#else
+    return _PyThreadState_UncheckedGet()->context;
+#endif
+}
+
 /* True if the weak reference is to this object, alive. */
 static inline int
 fnet_weakref_is(PyObject *ref, PyObject *object)

@@ -4,7 +4,7 @@
  * isinstance() with asyncio's classes holds through __class__: inheriting
  * their lay-out of eight slots would make each handle twice as large and as
  * slow to free. */
-#include "python/module.h"
+#include "python/context.h"
 
 #include "base/clock.h"
 
@@ -15,33 +15,46 @@
 /* -- life -------------------------------------------------------------------
  */
 
-static PyObject *
+/* An object whose fields are empty, but for `loop`. */
+static HandleObject *
 new_object(module_state *state, bool timer)
 {
+    HandleObject *self;
+
 #if FNET_FREELISTS
-    if (timer && state->free_timers_count > 0) {
-        PyObject *object = state->free_timers[--state->free_timers_count];
-        Py_SET_REFCNT(object, 1);
-        return object;
-    }
-    if (!timer && state->free_handles_count > 0) {
-        PyObject *object = state->free_handles[--state->free_handles_count];
-        Py_SET_REFCNT(object, 1);
-        return object;
+    self = state->free_handles[timer];
+    if (FNET_LIKELY(self != NULL)) {
+        state->free_handles[timer] = (HandleObject *)(void *)self->loop;
+        state->free_count[timer]--;
+        return self;
     }
 #endif
     if (timer) {
-        return (PyObject *)PyObject_GC_New(TimerObject, state->timer_type);
+        TimerObject *object = PyObject_GC_New(TimerObject, state->timer_type);
+        if (object == NULL) {
+            return NULL;
+        }
+        fnet_heap_node_init(&object->node);
+        self = &object->handle;
     }
-    return (PyObject *)PyObject_GC_New(HandleObject, state->handle_type);
+    else {
+        self = PyObject_GC_New(HandleObject, state->handle_type);
+        if (self == NULL) {
+            return NULL;
+        }
+    }
+    self->callback = self->context = self->args = NULL;
+    self->source_traceback = self->old_repr = self->weakrefs = NULL;
+    self->nargs = 0;
+    self->cancelled = self->again = self->snapshot = false;
+    self->is_timer = timer;
+    return self;
 }
 
 static int
 set_args(HandleObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    self->args = NULL;
-    self->nargs = 0;
-    if (nargs > HANDLE_INLINE_ARGS) {
+    if (FNET_UNLIKELY(nargs > HANDLE_INLINE_ARGS)) {
         self->args = PyTuple_New(nargs);
         if (self->args == NULL) {
             return -1;
@@ -64,19 +77,18 @@ init_handle(HandleObject *self, LoopObject *loop, PyObject *callback,
 {
     self->loop = (LoopObject *)Py_NewRef((PyObject *)loop);
     self->callback = Py_NewRef(callback);
-    self->source_traceback = NULL;
-    self->old_repr = NULL;
-    self->weakrefs = NULL;
-    self->cancelled = false;
-    self->again = false;
-    self->context = context == NULL || context == Py_None
-                        ? PyContext_CopyCurrent()
-                        : Py_NewRef(context);
+    if (context == NULL || context == Py_None) {
+        self->context = fnet_context_take(loop);
+        self->snapshot = true;
+    }
+    else {
+        self->context = Py_NewRef(context);
+    }
     int rc = set_args(self, args, nargs);
-    if (rc == 0 && self->context == NULL) {
+    if (FNET_UNLIKELY(self->context == NULL)) {
         rc = -1;
     }
-    if (rc == 0 && loop->debug) {
+    if (FNET_UNLIKELY(rc == 0 && loop->debug)) {
         PyObject *stack =
             PyObject_CallMethod(loop->state->report, "extract_stack", NULL);
         if (stack == NULL) {
@@ -99,11 +111,10 @@ HandleObject *
 fnet_handle_new(LoopObject *loop, PyObject *callback, PyObject *const *args,
                 Py_ssize_t nargs, PyObject *context)
 {
-    HandleObject *self = (HandleObject *)new_object(loop->state, false);
+    HandleObject *self = new_object(loop->state, false);
     if (self == NULL) {
         return NULL;
     }
-    self->is_timer = false;
     if (init_handle(self, loop, callback, args, nargs, context) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -119,9 +130,7 @@ fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
     if (self == NULL) {
         return NULL;
     }
-    self->handle.is_timer = true;
     self->when = when;
-    fnet_heap_node_init(&self->node);
     if (init_handle(&self->handle, loop, callback, args, nargs, context) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -168,6 +177,9 @@ handle_clear(HandleObject *self)
 {
     clear_call(self);
     Py_CLEAR(self->context);
+    if (!self->loop->in_turn) {
+        fnet_context_settle(self->loop);
+    }
     Py_CLEAR(self->source_traceback);
     Py_CLEAR(self->old_repr);
     return 0;
@@ -177,24 +189,25 @@ handle_clear(HandleObject *self)
 static void
 free_object(HandleObject *self)
 {
+    LoopObject *loop = self->loop;
     PyTypeObject *type = Py_TYPE(self);
 
 #if FNET_FREELISTS
-    module_state *state = self->loop->state;
-    Py_DECREF(self->loop);
-    if (self->is_timer && state->free_timers_count < FNET_FREELIST_MAX) {
-        state->free_timers[state->free_timers_count++] = (PyObject *)self;
+    module_state *state = loop->state;
+    bool timer = self->is_timer;
+    if (FNET_LIKELY(state->free_count[timer] < state->free_max)) {
+        Py_SET_REFCNT((PyObject *)self, 1);
+        self->cancelled = self->again = self->snapshot = false;
+        self->loop = (LoopObject *)(void *)state->free_handles[timer];
+        state->free_handles[timer] = self;
+        state->free_count[timer]++;
+        Py_DECREF(loop);
         return;
     }
-    if (!self->is_timer && state->free_handles_count < FNET_FREELIST_MAX) {
-        state->free_handles[state->free_handles_count++] = (PyObject *)self;
-        return;
-    }
-#else
-    Py_DECREF(self->loop);
 #endif
     PyObject_GC_Del(self);
     Py_DECREF(type);
+    Py_DECREF(loop);
 }
 
 static void
@@ -214,7 +227,9 @@ empty_object(HandleObject *self)
 static void
 handle_dealloc(HandleObject *self)
 {
-    PyObject_GC_UnTrack(self);
+    if (self->is_timer) {
+        PyObject_GC_UnTrack(self);
+    }
 #if FNET_FREELISTS
     module_state *state = self->loop->state;
     if (FNET_LIKELY(state->dealloc_depth < DEALLOC_DEPTH)) {
@@ -231,16 +246,20 @@ handle_dealloc(HandleObject *self)
 }
 
 void
-fnet_handle_clear_freelists(module_state *state)
+fnet_handle_trim(module_state *state, bool all)
 {
 #if FNET_FREELISTS
-    while (state->free_handles_count > 0) {
-        PyObject_GC_Del(state->free_handles[--state->free_handles_count]);
-        Py_DECREF(state->handle_type);
-    }
-    while (state->free_timers_count > 0) {
-        PyObject_GC_Del(state->free_timers[--state->free_timers_count]);
-        Py_DECREF(state->timer_type);
+    PyTypeObject *types[] = {state->handle_type, state->timer_type};
+
+    state->free_max = all ? 0 : FNET_FREELIST_MIN;
+    for (int i = 0; i < 2; i++) {
+        while (state->free_count[i] > state->free_max) {
+            HandleObject *self = state->free_handles[i];
+            state->free_handles[i] = (HandleObject *)(void *)self->loop;
+            state->free_count[i]--;
+            PyObject_GC_Del(self);
+            Py_DECREF(types[i]);
+        }
     }
 #endif
 }
@@ -269,34 +288,6 @@ copy_call(HandleObject *self, handle_call *call)
     }
 }
 
-/* With the handle's references, which is empty meanwhile: for one that the
- * loop alone holds. */
-static void
-move_call(HandleObject *self, handle_call *call)
-{
-    call->callback = self->callback;
-    call->context = self->context;
-    call->args = self->args;
-    call->n = self->nargs;
-    for (unsigned i = 1; i <= call->n; i++) {
-        call->argv[i] = self->argv[i];
-    }
-    self->callback = self->context = self->args = NULL;
-    self->nargs = 0;
-}
-
-static void
-move_back(HandleObject *self, const handle_call *call)
-{
-    self->callback = call->callback;
-    self->context = call->context;
-    self->args = call->args;
-    self->nargs = (uint8_t)call->n;
-    for (unsigned i = 1; i <= call->n; i++) {
-        self->argv[i] = call->argv[i];
-    }
-}
-
 static void
 drop_call(handle_call *call)
 {
@@ -308,24 +299,51 @@ drop_call(handle_call *call)
     Py_DECREF(call->callback);
 }
 
+/* A callable without vectorcall, such as the one that steps a Task: what
+ * PyObject_Vectorcall() does, without the detour that arguments need. */
 static PyObject *
-make_call(handle_call *call)
+call_slot(PyObject *callback, PyObject *no_args)
 {
-    PyObject *result = NULL;
+    PyObject *result = Py_TYPE(callback)->tp_call(callback, no_args, NULL);
 
-    if (FNET_UNLIKELY(PyContext_Enter(call->context) < 0)) {
+    if (FNET_UNLIKELY((result == NULL) != (PyErr_Occurred() != NULL))) {
+        Py_CLEAR(result);
+        PyErr_Format(PyExc_SystemError,
+                     "%R returned a result with an exception set, or neither",
+                     callback);
+    }
+    return result;
+}
+
+/* `argv` has a slot in front for the callee. */
+static inline PyObject *
+call_in(PyObject *context, PyObject *callback, PyObject **argv, size_t n,
+        PyObject *args, module_state *state)
+{
+    PyTypeObject *type = Py_TYPE(callback);
+    PyObject *result;
+
+    if (FNET_UNLIKELY(PyContext_Enter(context) < 0)) {
         return NULL;
     }
-    if (FNET_UNLIKELY(call->args != NULL)) {
-        result = PyObject_CallObject(call->callback, call->args);
+    if (FNET_UNLIKELY(args != NULL)) {
+        result = PyObject_CallObject(callback, args);
+    }
+    else if (type == &PyFunction_Type) {
+        result = ((PyFunctionObject *)callback)
+                     ->vectorcall(callback, argv + 1,
+                                  n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    }
+    else if (n == 0 && type->tp_call != NULL &&
+             !(type->tp_flags & Py_TPFLAGS_HAVE_VECTORCALL)) {
+        result = call_slot(callback, state->no_args);
     }
     else {
-        result = PyObject_Vectorcall(call->callback, call->argv + 1,
-                                     call->n | PY_VECTORCALL_ARGUMENTS_OFFSET,
-                                     NULL);
+        result = PyObject_Vectorcall(callback, argv + 1,
+                                     n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     }
     /* Before anything is freed: what runs then may enter it. */
-    if (FNET_UNLIKELY(PyContext_Exit(call->context) < 0)) {
+    if (FNET_UNLIKELY(PyContext_Exit(context) < 0)) {
         Py_CLEAR(result);
     }
     return result;
@@ -336,8 +354,12 @@ call_in_context(HandleObject *self)
 {
     handle_call call;
 
+    if (fnet_handle_own_context(self) < 0) {
+        return NULL;
+    }
     copy_call(self, &call);
-    PyObject *result = make_call(&call);
+    PyObject *result = call_in(call.context, call.callback, call.argv, call.n,
+                               call.args, self->loop->state);
     drop_call(&call);
     return result;
 }
@@ -385,25 +407,71 @@ fnet_handle_run(LoopObject *loop, HandleObject *self)
     if (FNET_UNLIKELY(loop->debug)) {
         return run_in_debug(loop, self);
     }
-    PyObject *result;
-    if (Py_REFCNT(self) == 1 && !self->again) {
-        handle_call call;
-        move_call(self, &call);
-        result = make_call(&call);
-        if (FNET_UNLIKELY(result == NULL)) {
-            move_back(self, &call);
-            return call_failed(loop, self);
-        }
-        drop_call(&call);
-    }
-    else {
-        result = call_in_context(self);
-        if (FNET_UNLIKELY(result == NULL)) {
-            return call_failed(loop, self);
-        }
+    PyObject *result = call_in_context(self);
+    if (FNET_UNLIKELY(result == NULL)) {
+        return call_failed(loop, self);
     }
     Py_DECREF(result);
     return 0;
+}
+
+/* Runs one that the loop alone has, and nobody can find: with the references
+ * that it holds, which it keeps until then. */
+static int
+run_private(LoopObject *loop, HandleObject *self)
+{
+    bool snapshot = self->snapshot;
+    PyObject *context = self->context;
+
+    if (snapshot) {
+        context = fnet_context_own(loop, context);
+        self->context = context;
+        self->snapshot = false;
+    }
+    PyObject *result = FNET_UNLIKELY(context == NULL)
+                           ? NULL
+                           : call_in(context, self->callback, self->argv,
+                                     self->nargs, self->args, loop->state);
+    if (FNET_UNLIKELY(result == NULL)) {
+        if (self->is_timer) {
+            PyObject_GC_Track(self); /* the report shows it to the program */
+        }
+        int rc = call_failed(loop, self);
+        fnet_handle_drop(self);
+        return rc;
+    }
+    Py_DECREF(result);
+    self->context = NULL;
+    if (snapshot) {
+        fnet_context_give_back(loop, context);
+    }
+    else {
+        Py_DECREF(context);
+    }
+    for (unsigned i = 1; i <= self->nargs; i++) {
+        Py_DECREF(self->argv[i]);
+    }
+    self->nargs = 0;
+    Py_CLEAR(self->args);
+    Py_CLEAR(self->callback);
+    free_object(self);
+    return 0;
+}
+
+int
+fnet_handle_run_ready(LoopObject *loop, HandleObject *self)
+{
+    if (FNET_LIKELY(Py_REFCNT(self) == 1 && !self->again &&
+                    self->callback != NULL && self->weakrefs == NULL &&
+                    self->source_traceback == NULL && !loop->debug)) {
+        if (self->is_timer) {
+            PyObject_GC_UnTrack(self);
+        }
+        return run_private(loop, self);
+    }
+    int rc = fnet_handle_run(loop, self);
+    fnet_handle_drop(self);
+    return rc;
 }
 
 int
@@ -477,7 +545,7 @@ handle_cancelled(HandleObject *self, PyObject *unused)
 static PyObject *
 handle_get_context(HandleObject *self, PyObject *unused)
 {
-    return or_none(self->context);
+    return fnet_handle_own_context(self) < 0 ? NULL : or_none(self->context);
 }
 
 static PyObject *
@@ -529,7 +597,7 @@ handle_get_field(HandleObject *self, void *which)
     case 'l':
         return or_none((PyObject *)self->loop);
     case 'x':
-        return or_none(self->context);
+        return handle_get_context(self, NULL);
     case 't':
         return or_none(self->source_traceback);
     case 'r':
@@ -659,7 +727,13 @@ timer_richcompare(TimerObject *self, PyObject *other, int op)
     return PyBool_FromLong(op == Py_EQ ? same : !same);
 }
 
+/* The inherited ones too: the interpreter calls methods of the very class of
+ * the object without a detour. */
 static PyMethodDef timer_methods[] = {
+    {"cancel", (PyCFunction)handle_cancel, METH_NOARGS,
+     "Cancel the callback; its arguments are released at once."},
+    {"cancelled", (PyCFunction)handle_cancelled, METH_NOARGS,
+     "True if the callback was cancelled."},
     {"when", (PyCFunction)timer_when, METH_NOARGS,
      "The scheduled time, in seconds of the loop's clock."},
     {NULL, NULL, 0, NULL},

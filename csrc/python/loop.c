@@ -2,7 +2,7 @@
  *
  * The cold half is Python (pyfastnet/loop.py), in a class that inherits from
  * this one and from asyncio.BaseEventLoop.  turn.c runs it. */
-#include "python/module.h"
+#include "python/context.h"
 
 #include "base/clock.h"
 #include "base/mem.h"
@@ -13,7 +13,6 @@
 /* 64 MiB of free blocks over all classes, unless PYFASTNET_CACHE_LIMIT says
  * otherwise: as much as a burst on a thousand connections uses at a time. */
 #define CACHE_LIMIT ((size_t)64 << 20)
-#define RING_START 256
 
 /* -- small answers ------------------------------------------------------ */
 
@@ -209,12 +208,12 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->thread_id = Py_NewRef(Py_None);
     self->slow_callback_duration = 0.1;
     self->signal_pipe[0] = self->signal_pipe[1] = -1;
-    self->ring_mask = RING_START - 1;
+    self->ring_mask = FNET_RING_START - 1;
     self->nfds = 64;
     fnet_heap_init(&self->timers);
     fnet_list_init(&self->transports);
     fnet_list_init(&self->holds);
-    self->ring = PyMem_New(HandleObject *, RING_START);
+    self->ring = PyMem_New(HandleObject *, FNET_RING_START);
     self->fds = PyMem_Calloc(self->nfds, sizeof(PyObject *));
     if (self->ring == NULL || self->fds == NULL) {
         Py_DECREF(self);
@@ -326,6 +325,7 @@ close_core(LoopObject *self)
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
+    fnet_handle_trim(self->state, false);
     fnet_sock_let_all_go(self);
     fnet_prompter_free(self->prompter);
     self->prompter = NULL;
@@ -348,6 +348,7 @@ loop_close(LoopObject *self, PyObject *unused)
     }
     self->closed = true;
     close_core(self);
+    fnet_context_forget(self);
     Py_RETURN_NONE;
 }
 
@@ -390,6 +391,8 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->thread_id);
     Py_VISIT(self->current_handle);
+    Py_VISIT(self->snapshot);
+    Py_VISIT(self->spare_context);
     for (size_t i = 0; i < self->ring_count; i++) {
         HandleObject *handle =
             self->ring[(self->ring_head + i) & self->ring_mask];
@@ -427,6 +430,7 @@ loop_clear(LoopObject *self)
         drop_callbacks(self);
     }
     Py_CLEAR(self->current_handle);
+    fnet_context_forget(self);
     return 0;
 }
 

@@ -1,5 +1,6 @@
 /* module: the extension pyfastnet._core: its state, its types. */
 #include "python/module.h"
+#include "python/context.h"
 
 PyMODINIT_FUNC PyInit__core(void);
 
@@ -85,7 +86,12 @@ import_names(module_state *state)
     }
     state->kw_loop = Py_BuildValue("(s)", "loop");
     state->one = PyLong_FromLong(1);
-    if (state->kw_loop == NULL || state->one == NULL) {
+    state->no_args = PyTuple_New(0);
+#if FNET_FREELISTS
+    state->free_max = FNET_FREELIST_MIN;
+#endif
+    if (state->kw_loop == NULL || state->one == NULL ||
+        state->no_args == NULL) {
         return -1;
     }
     PyObject *report = PyImport_ImportModule("pyfastnet._report");
@@ -266,6 +272,7 @@ module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
 
+    state->contexts_known = fnet_context_probe();
     if (import_names(state) < 0 || make_types(module, state) < 0) {
         return -1;
     }
@@ -305,7 +312,7 @@ module_clear(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
 
-    fnet_handle_clear_freelists(state);
+    fnet_handle_trim(state, true);
     FOR_EACH_TYPE(state, Py_CLEAR);
     for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
         Py_CLEAR(*field(state, imports[i].offset));
@@ -326,6 +333,7 @@ module_free(void *module)
     Py_CLEAR(state->kw_loop);
     Py_CLEAR(state->kw_context);
     Py_CLEAR(state->one);
+    Py_CLEAR(state->no_args);
 }
 
 static PyMethodDef module_methods[] = {

@@ -21,7 +21,11 @@
 /* -- state ------------------------------------------------------------------
  */
 
-#define FNET_FREELIST_MAX 512
+/* Of handles that are not in use so many are kept, and as many as wait in the
+ * ready queue at a time, up to the second figure, 5 MB; those go again when
+ * the loop is idle (turn.c). */
+#define FNET_FREELIST_MIN 512
+#define FNET_FREELIST_MAX 32768
 
 typedef struct module_state {
     /* our types */
@@ -44,6 +48,7 @@ typedef struct module_state {
     PyObject *sslsocket_type;   /* ssl.SSLSocket or None */
     PyObject *protocol_type;    /* asyncio.Protocol */
     PyObject *one;              /* 1 */
+    PyObject *no_args;          /* () */
     PyObject *report;           /* pyfastnet._report: the cold error paths */
     /* names */
     PyObject *kw_loop, *kw_context, *str_data_received, *str_eof_received,
@@ -55,10 +60,11 @@ typedef struct module_state {
         *str_is_closing, *str__io_refs, *str__decref_socketios, *str_socket,
         *str_sockname, *str_peername, *str__deliver_held, *str__start,
         *str__call_connection_lost;
+    bool contexts_known; /* see context.c */
 #if FNET_FREELISTS
-    PyObject *free_handles[FNET_FREELIST_MAX];
-    PyObject *free_timers[FNET_FREELIST_MAX];
-    int free_handles_count, free_timers_count;
+    /* Empty handles and timers, chained by their `loop`. */
+    struct HandleObject *free_handles[2];
+    unsigned free_count[2], free_max;
     int dealloc_depth; /* handles whose arguments are being dropped */
 #endif
 } module_state;
@@ -89,7 +95,8 @@ typedef struct HandleObject {
     uint8_t nargs; /* inline ones */
     bool cancelled;
     bool is_timer;
-    bool again; /* runs more than once: a signal's */
+    bool again;    /* runs more than once: a signal's */
+    bool snapshot; /* the context is not to be entered or shown: context.c */
 } HandleObject;
 
 typedef struct TimerObject {
@@ -160,6 +167,8 @@ typedef struct TransportObject {
     bool orphan;    /* its loop was closed: the descriptor is still open */
 } TransportObject;
 
+#define FNET_RING_START 256
+
 struct LoopObject {
     PyObject_HEAD
     module_state *state;
@@ -168,6 +177,10 @@ struct LoopObject {
     HandleObject **ring;
     size_t ring_head, ring_count, ring_mask;
     fnet_heap timers;
+
+    /* what callbacks without a context of their own run in: context.c */
+    PyObject *snapshot, *spare_context;
+    void *snapshot_vars;
 
     PyObject *thread_id; /* an int, None: does not run */
     PyObject *current_handle;
@@ -226,6 +239,10 @@ TimerObject *fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
 /* Runs the callback in its context: 0; -1: an exception that must leave
  * run_forever() is set; others were reported. */
 int fnet_handle_run(LoopObject *loop, HandleObject *handle);
+/* The same for one that was ready; the reference is taken over. */
+int fnet_handle_run_ready(LoopObject *loop, HandleObject *handle);
+/* Gives it a context that may be entered and shown: 0, or -1. */
+int fnet_handle_own_context(HandleObject *handle);
 /* For the collector: what a handle of the loop's holds. */
 int fnet_handle_traverse(HandleObject *handle, visitproc visit, void *arg);
 /* Lets go of one that will not run (again): what it holds is dropped now, as
@@ -234,17 +251,27 @@ void fnet_handle_drop(HandleObject *handle);
 /* handle.cancel() */
 int fnet_handle_cancel(HandleObject *handle);
 extern PyType_Spec fnet_handle_spec, fnet_timer_spec;
-void fnet_handle_clear_freelists(module_state *state);
+/* Frees what is not in use and above FNET_FREELIST_MIN, or all of it. */
+void fnet_handle_trim(module_state *state, bool all);
 
 /* schedule.c */
 extern PyMethodDef fnet_schedule_methods[];
 /* Takes over the reference. */
 int fnet_loop_push(LoopObject *loop, HandleObject *handle);
+/* Gives back what a burst has left of an empty ready queue. */
+void fnet_loop_shrink_ring(LoopObject *loop);
+bool fnet_loop_ring_is_large(const LoopObject *loop);
 /* call_soon() of our own; the result is dropped. */
 int fnet_loop_call_soon(LoopObject *loop, PyObject *callback,
                         PyObject *const *args, Py_ssize_t nargs,
                         PyObject *context);
 int fnet_loop_check(LoopObject *loop); /* closed or forked: -1 */
+/* True if no other thread can be at what is the loop's own. */
+static inline bool
+fnet_loop_owned(const LoopObject *loop)
+{
+    return true; /* has the GIL */
+}
 /* Whoever holds the GIL while the loop's thread is in a pass is another
  * thread, and must not touch what the pass works on; nor must a forked
  * child touch its parent's connections: RuntimeError, -1. */

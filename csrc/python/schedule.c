@@ -23,7 +23,35 @@ grow_ring(LoopObject *self)
     self->ring = ring;
     self->ring_head = 0;
     self->ring_mask = capacity * 2 - 1;
+#if FNET_FREELISTS
+    if (self->state->free_max <= self->ring_mask) {
+        self->state->free_max = capacity * 2 < FNET_FREELIST_MAX
+                                    ? (unsigned)(capacity * 2)
+                                    : FNET_FREELIST_MAX;
+    }
+#endif
     return 0;
+}
+
+bool
+fnet_loop_ring_is_large(const LoopObject *self)
+{
+    return self->ring_mask >= 2 * FNET_FREELIST_MIN;
+}
+
+void
+fnet_loop_shrink_ring(LoopObject *self)
+{
+    if (self->ring_count == 0 && fnet_loop_ring_is_large(self)) {
+        HandleObject **ring = PyMem_New(HandleObject *, FNET_RING_START);
+        if (ring != NULL) {
+            PyMem_Free(self->ring);
+            self->ring = ring;
+            self->ring_head = 0;
+            self->ring_mask = FNET_RING_START - 1;
+        }
+        fnet_handle_trim(self->state, false);
+    }
 }
 
 int

@@ -8,7 +8,7 @@
  * which is asyncio's order.  What any of these adds waits for the next turn.
  * An exception that must leave run_forever() leaves the rest of the turn for
  * the next run. */
-#include "python/module.h"
+#include "python/context.h"
 
 #include "base/clock.h"
 
@@ -132,7 +132,8 @@ bytes_moved(const LoopObject *self)
 static bool
 trim_pending(const LoopObject *self)
 {
-    return bytes_moved(self) - self->trim_mark >= TRIM_BYTES;
+    return bytes_moved(self) - self->trim_mark >= TRIM_BYTES ||
+           fnet_loop_ring_is_large(self);
 }
 
 /* The loop was idle after a lot of traffic. */
@@ -150,6 +151,7 @@ give_memory_back(LoopObject *self)
     fnet_cache_flush(self->home.cache);
     fnet_depot_trim_any(self->depot);
     fnet_prompter_trim(self->prompter);
+    fnet_loop_shrink_ring(self);
 }
 
 /* A pass that does not give up the GIL, and so does not wait. */
@@ -255,8 +257,8 @@ run_handles(LoopObject *self, size_t n)
         HandleObject *handle = self->ring[self->ring_head];
         self->ring_head = (self->ring_head + 1) & self->ring_mask;
         self->ring_count--;
-        int rc = fnet_handle_run(self, handle);
-        fnet_handle_drop(handle);
+        int rc = fnet_handle_run_ready(self, handle);
+        fnet_context_settle(self);
         if (FNET_UNLIKELY(rc < 0)) {
             return -1;
         }
@@ -333,6 +335,7 @@ deliver(LoopObject *self)
         fnet_completion *item = &self->batch.items[self->batch_next++];
         int rc = FNET_UNLIKELY(self->debug) ? deliver_in_debug(self, item)
                                             : deliver_one(self, item);
+        fnet_context_settle(self);
         if (FNET_UNLIKELY(rc < 0)) {
             return -1;
         }
