@@ -121,6 +121,30 @@ fnet_context_forget(LoopObject *loop)
 int
 fnet_handle_own_context(HandleObject *handle)
 {
+#ifdef Py_GIL_DISABLED
+    /* Any thread may ask; the first copy counts. */
+    FNET_LOCK(handle->loop);
+    PyObject *context = handle->snapshot ? Py_XNewRef(handle->context) : NULL;
+    FNET_UNLOCK(handle->loop);
+    if (context == NULL) {
+        return 0;
+    }
+    PyObject *copy = PyContext_Copy(context);
+    Py_DECREF(context);
+    if (copy == NULL) {
+        return -1;
+    }
+    FNET_LOCK(handle->loop);
+    if (handle->snapshot) {
+        context = handle->context;
+        handle->context = copy;
+        handle->snapshot = false;
+        copy = context;
+    }
+    FNET_UNLOCK(handle->loop);
+    Py_XDECREF(copy);
+    return 0;
+#else
     if (handle->snapshot) {
         PyObject *own = fnet_context_own(handle->loop, handle->context);
         handle->context = own;
@@ -128,4 +152,5 @@ fnet_handle_own_context(HandleObject *handle)
         return own == NULL ? -1 : 0;
     }
     return 0;
+#endif
 }

@@ -77,9 +77,10 @@ init_handle(HandleObject *self, LoopObject *loop, PyObject *callback,
 {
     self->loop = (LoopObject *)Py_NewRef((PyObject *)loop);
     self->callback = Py_NewRef(callback);
+    self->foreign = !fnet_loop_owned(loop);
     if (context == NULL || context == Py_None) {
         self->context = fnet_context_take(loop);
-        self->snapshot = true;
+        self->snapshot = fnet_loop_owned(loop);
     }
     else {
         self->context = Py_NewRef(context);
@@ -138,8 +139,8 @@ fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
     return self;
 }
 
-static int
-handle_traverse(HandleObject *self, visitproc visit, void *arg)
+int
+fnet_handle_object_traverse(HandleObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->loop);
@@ -159,25 +160,30 @@ static void
 clear_call(HandleObject *self)
 {
     PyObject *argv[HANDLE_INLINE_ARGS];
-    unsigned n = self->nargs;
 
+    FNET_LOCK(self->loop);
+    unsigned n = self->nargs;
+    PyObject *callback = self->callback;
+    PyObject *args = self->args;
     for (unsigned i = 0; i < n; i++) {
         argv[i] = self->argv[1 + i];
     }
     self->nargs = 0;
-    Py_CLEAR(self->callback);
-    Py_CLEAR(self->args);
+    self->callback = self->args = NULL;
+    FNET_UNLOCK(self->loop);
+    Py_XDECREF(callback);
+    Py_XDECREF(args);
     for (unsigned i = 0; i < n; i++) {
         Py_DECREF(argv[i]);
     }
 }
 
-static int
-handle_clear(HandleObject *self)
+int
+fnet_handle_object_clear(HandleObject *self)
 {
     clear_call(self);
     Py_CLEAR(self->context);
-    if (!self->loop->in_turn) {
+    if (!self->loop->in_turn && fnet_loop_owned(self->loop)) {
         fnet_context_settle(self->loop);
     }
     Py_CLEAR(self->source_traceback);
@@ -216,7 +222,7 @@ empty_object(HandleObject *self)
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs((PyObject *)self);
     }
-    handle_clear(self);
+    fnet_handle_object_clear(self);
     fnet_assert(!self->is_timer ||
                 !fnet_heap_contains(&((TimerObject *)self)->node));
 }
@@ -224,8 +230,8 @@ empty_object(HandleObject *self)
 /* A handle may be the argument of the next one, and so on: without the
  * trashcan a long chain of them overflows the stack.  It costs 5 ns, so the
  * first few of a chain do without. */
-static void
-handle_dealloc(HandleObject *self)
+void
+fnet_handle_object_dealloc(HandleObject *self)
 {
     if (self->is_timer) {
         PyObject_GC_UnTrack(self);
@@ -240,7 +246,7 @@ handle_dealloc(HandleObject *self)
         return;
     }
 #endif
-    Py_TRASHCAN_BEGIN(self, handle_dealloc) empty_object(self);
+    Py_TRASHCAN_BEGIN(self, fnet_handle_object_dealloc) empty_object(self);
     free_object(self);
     Py_TRASHCAN_END
 }
@@ -275,17 +281,23 @@ typedef struct handle_call {
     unsigned n;
 } handle_call;
 
-/* With references of its own. */
-static void
+/* With references of its own; false: it was cancelled. */
+static bool
 copy_call(HandleObject *self, handle_call *call)
 {
-    call->callback = Py_NewRef(self->callback);
-    call->context = Py_NewRef(self->context);
-    call->args = Py_XNewRef(self->args);
-    call->n = self->nargs;
-    for (unsigned i = 1; i <= call->n; i++) {
-        call->argv[i] = Py_NewRef(self->argv[i]);
+    FNET_LOCK(self->loop);
+    bool there = self->callback != NULL && self->context != NULL;
+    if (there) {
+        call->callback = Py_NewRef(self->callback);
+        call->context = Py_NewRef(self->context);
+        call->args = Py_XNewRef(self->args);
+        call->n = self->nargs;
+        for (unsigned i = 1; i <= call->n; i++) {
+            call->argv[i] = Py_NewRef(self->argv[i]);
+        }
     }
+    FNET_UNLOCK(self->loop);
+    return there;
 }
 
 static void
@@ -357,7 +369,9 @@ call_in_context(HandleObject *self)
     if (fnet_handle_own_context(self) < 0) {
         return NULL;
     }
-    copy_call(self, &call);
+    if (!copy_call(self, &call)) {
+        Py_RETURN_NONE; /* meanwhile, by another thread */
+    }
     PyObject *result = call_in(call.context, call.callback, call.argv, call.n,
                                call.args, self->loop->state);
     drop_call(&call);
@@ -383,7 +397,8 @@ run_in_debug(LoopObject *loop, HandleObject *self)
     int64_t begin = fnet_clock_ns();
     int rc = 0;
 
-    Py_XSETREF(loop->current_handle, Py_NewRef((PyObject *)self));
+    fnet_shared_set((PyObject *)loop, &loop->current_handle,
+                    Py_NewRef((PyObject *)self));
     PyObject *result = call_in_context(self);
     if (result == NULL) {
         rc = call_failed(loop, self);
@@ -394,7 +409,7 @@ run_in_debug(LoopObject *loop, HandleObject *self)
         rc = fnet_report(loop->state, "slow_callback", "(OOd)", loop, self,
                          took);
     }
-    Py_CLEAR(loop->current_handle);
+    fnet_shared_set((PyObject *)loop, &loop->current_handle, NULL);
     return rc;
 }
 
@@ -458,10 +473,26 @@ run_private(LoopObject *loop, HandleObject *self)
     return 0;
 }
 
+/* Nobody but the loop has it, or can get at it. */
+static inline bool
+is_private(HandleObject *self)
+{
+#ifdef Py_GIL_DISABLED
+    if (self->foreign || Py_REFCNT(self) != 1) {
+        return false;
+    }
+    /* Pairs with the release of the reference that another thread had. */
+    atomic_thread_fence(memory_order_acquire);
+    return true;
+#else
+    return Py_REFCNT(self) == 1;
+#endif
+}
+
 int
 fnet_handle_run_ready(LoopObject *loop, HandleObject *self)
 {
-    if (FNET_LIKELY(Py_REFCNT(self) == 1 && !self->again &&
+    if (FNET_LIKELY(is_private(self) && !self->again &&
                     self->callback != NULL && self->weakrefs == NULL &&
                     self->source_traceback == NULL && !loop->debug)) {
         if (self->is_timer) {
@@ -481,7 +512,7 @@ fnet_handle_traverse(HandleObject *self, visitproc visit, void *arg)
         Py_VISIT(self);
         return 0;
     }
-    return handle_traverse(self, visit, arg);
+    return fnet_handle_object_traverse(self, visit, arg);
 }
 
 void
@@ -493,274 +524,43 @@ fnet_handle_drop(HandleObject *self)
     Py_DECREF(self);
 }
 
-/* -- Python's face ------------------------------------------------------ */
-
-static PyObject *
-or_none(PyObject *object)
-{
-    return Py_NewRef(object != NULL ? object : Py_None);
-}
-
 int
 fnet_handle_cancel(HandleObject *self)
 {
-    if (self->cancelled) {
+    LoopObject *loop = self->loop;
+    bool scheduled = false;
+
+    FNET_LOCK(loop);
+    bool before = self->cancelled;
+    self->cancelled = true;
+    FNET_UNLOCK(loop);
+    if (before) {
         return 0;
     }
-    self->cancelled = true;
-    if (FNET_UNLIKELY(self->loop->debug)) {
+    if (FNET_UNLIKELY(loop->debug)) {
         /* A description is kept, the objects are not. */
         PyObject *text = PyObject_Repr((PyObject *)self);
         if (text == NULL) {
             return -1;
         }
-        Py_XSETREF(self->old_repr, text);
+        FNET_LOCK(loop);
+        PyObject *old = self->old_repr;
+        self->old_repr = text;
+        FNET_UNLOCK(loop);
+        Py_XDECREF(old);
     }
     if (self->is_timer) {
         TimerObject *timer = (TimerObject *)self;
-        if (fnet_heap_contains(&timer->node)) {
-            fnet_heap_remove(&self->loop->timers, &timer->node);
-            Py_DECREF(self); /* the heap's; the caller has one */
+        FNET_LOCK(loop);
+        scheduled = fnet_heap_contains(&timer->node);
+        if (scheduled) {
+            fnet_heap_remove(&loop->timers, &timer->node);
         }
+        FNET_UNLOCK(loop);
     }
     clear_call(self);
+    if (scheduled) {
+        Py_DECREF(self); /* the heap's; the caller has one */
+    }
     return 0;
 }
-
-static PyObject *
-handle_cancel(HandleObject *self, PyObject *unused)
-{
-    if (fnet_handle_cancel(self) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-handle_cancelled(HandleObject *self, PyObject *unused)
-{
-    return PyBool_FromLong(self->cancelled);
-}
-
-static PyObject *
-handle_get_context(HandleObject *self, PyObject *unused)
-{
-    return fnet_handle_own_context(self) < 0 ? NULL : or_none(self->context);
-}
-
-static PyObject *
-handle_run(HandleObject *self, PyObject *unused)
-{
-    if (fnet_handle_run(self->loop, self) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-handle_repr(HandleObject *self)
-{
-    return PyObject_CallMethod(self->loop->state->report, "handle_repr", "O",
-                               self);
-}
-
-static PyObject *
-handle_get_class(HandleObject *self, void *unused)
-{
-    module_state *state = self->loop->state;
-    return Py_NewRef(self->is_timer ? state->asyncio_timer
-                                    : state->asyncio_handle);
-}
-
-static PyObject *
-handle_get_args(HandleObject *self, void *unused)
-{
-    if (self->callback == NULL) {
-        Py_RETURN_NONE;
-    }
-    if (self->args != NULL) {
-        return Py_NewRef(self->args);
-    }
-    PyObject *args = PyTuple_New(self->nargs);
-    for (unsigned i = 0; args != NULL && i < self->nargs; i++) {
-        PyTuple_SET_ITEM(args, i, Py_NewRef(self->argv[1 + i]));
-    }
-    return args;
-}
-
-static PyObject *
-handle_get_field(HandleObject *self, void *which)
-{
-    switch (*(const char *)which) {
-    case 'c':
-        return or_none(self->callback);
-    case 'l':
-        return or_none((PyObject *)self->loop);
-    case 'x':
-        return handle_get_context(self, NULL);
-    case 't':
-        return or_none(self->source_traceback);
-    case 'r':
-        return or_none(self->old_repr);
-    default:
-        return PyBool_FromLong(self->cancelled);
-    }
-}
-
-static PyGetSetDef handle_getset[] = {
-    {"__class__", (getter)handle_get_class, NULL, NULL, NULL},
-    {"_args", (getter)handle_get_args, NULL, NULL, NULL},
-    {"_callback", (getter)handle_get_field, NULL, NULL, "c"},
-    {"_loop", (getter)handle_get_field, NULL, NULL, "l"},
-    {"_context", (getter)handle_get_field, NULL, NULL, "x"},
-    {"_source_traceback", (getter)handle_get_field, NULL, NULL, "t"},
-    {"_repr", (getter)handle_get_field, NULL, NULL, "r"},
-    {"_cancelled", (getter)handle_get_field, NULL, NULL, "d"},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMethodDef handle_methods[] = {
-    {"cancel", (PyCFunction)handle_cancel, METH_NOARGS,
-     "Cancel the callback; its arguments are released at once."},
-    {"cancelled", (PyCFunction)handle_cancelled, METH_NOARGS,
-     "True if the callback was cancelled."},
-    {"get_context", (PyCFunction)handle_get_context, METH_NOARGS,
-     "The context that the callback runs in."},
-    {"_run", (PyCFunction)handle_run, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef handle_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(HandleObject, weakrefs),
-     READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot handle_slots[] = {
-    {Py_tp_doc, "A callback that is scheduled; see asyncio.Handle."},
-    {Py_tp_dealloc, handle_dealloc},
-    {Py_tp_traverse, handle_traverse},
-    {Py_tp_clear, handle_clear},
-    {Py_tp_repr, handle_repr},
-    {Py_tp_methods, handle_methods},
-    {Py_tp_members, handle_members},
-    {Py_tp_getset, handle_getset},
-    {0, NULL},
-};
-
-PyType_Spec fnet_handle_spec = {
-    .name = "pyfastnet._core.Handle",
-    .basicsize = sizeof(HandleObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_BASETYPE,
-    .slots = handle_slots,
-};
-
-static PyObject *
-timer_when(TimerObject *self, PyObject *unused)
-{
-    return PyFloat_FromDouble(self->when);
-}
-
-static PyObject *
-timer_get_when(TimerObject *self, void *unused)
-{
-    return PyFloat_FromDouble(self->when);
-}
-
-static PyObject *
-timer_get_scheduled(TimerObject *self, void *unused)
-{
-    return PyBool_FromLong(fnet_heap_contains(&self->node));
-}
-
-static Py_hash_t
-timer_hash(TimerObject *self)
-{
-    PyObject *when = PyFloat_FromDouble(self->when);
-    if (when == NULL) {
-        return -1;
-    }
-    Py_hash_t hash = PyObject_Hash(when);
-    Py_DECREF(when);
-    return hash;
-}
-
-/* Compares what both return for the same question; their own references may
- * go while __eq__() runs. */
-static int
-same_answer(TimerObject *self, TimerObject *that,
-            PyObject *(*ask)(HandleObject *, void *), void *which)
-{
-    PyObject *one = ask(&self->handle, which);
-    PyObject *other = one == NULL ? NULL : ask(&that->handle, which);
-    int same =
-        other == NULL ? -1 : PyObject_RichCompareBool(one, other, Py_EQ);
-    Py_XDECREF(one);
-    Py_XDECREF(other);
-    return same;
-}
-
-/* As asyncio's: by time; equal when callback and arguments are equal, too. */
-static PyObject *
-timer_richcompare(TimerObject *self, PyObject *other, int op)
-{
-    if (!Py_IS_TYPE(other, Py_TYPE(self))) {
-        Py_RETURN_NOTIMPLEMENTED;
-    }
-    TimerObject *that = (TimerObject *)other;
-    if (op == Py_LT || op == Py_GT || op == Py_LE || op == Py_GE) {
-        Py_RETURN_RICHCOMPARE(self->when, that->when, op);
-    }
-    int same = self == that;
-    if (!same && self->when == that->when &&
-        self->handle.cancelled == that->handle.cancelled) {
-        same = same_answer(self, that, handle_get_field, "c");
-        if (same > 0) {
-            same = same_answer(self, that, handle_get_args, NULL);
-        }
-        if (same < 0) {
-            return NULL;
-        }
-    }
-    return PyBool_FromLong(op == Py_EQ ? same : !same);
-}
-
-/* The inherited ones too: the interpreter calls methods of the very class of
- * the object without a detour. */
-static PyMethodDef timer_methods[] = {
-    {"cancel", (PyCFunction)handle_cancel, METH_NOARGS,
-     "Cancel the callback; its arguments are released at once."},
-    {"cancelled", (PyCFunction)handle_cancelled, METH_NOARGS,
-     "True if the callback was cancelled."},
-    {"when", (PyCFunction)timer_when, METH_NOARGS,
-     "The scheduled time, in seconds of the loop's clock."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef timer_getset[] = {
-    {"_when", (getter)timer_get_when, NULL, NULL, NULL},
-    {"_scheduled", (getter)timer_get_scheduled, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot timer_slots[] = {
-    {Py_tp_doc, "A callback for a later time; see asyncio.TimerHandle."},
-    {Py_tp_dealloc, handle_dealloc},
-    {Py_tp_traverse, handle_traverse},
-    {Py_tp_clear, handle_clear},
-    {Py_tp_hash, timer_hash},
-    {Py_tp_richcompare, timer_richcompare},
-    {Py_tp_methods, timer_methods},
-    {Py_tp_getset, timer_getset},
-    {0, NULL},
-};
-
-PyType_Spec fnet_timer_spec = {
-    .name = "pyfastnet._core.TimerHandle",
-    .basicsize = sizeof(TimerObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = timer_slots,
-};

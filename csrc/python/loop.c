@@ -65,9 +65,7 @@ loop_create_future(LoopObject *self, PyObject *unused)
 static PyObject *
 loop_write_to_self(LoopObject *self, PyObject *unused)
 {
-    if (self->has_core) {
-        fnet_poller_wake_any(&self->home.poller);
-    }
+    fnet_loop_wake(self);
     Py_RETURN_NONE;
 }
 
@@ -255,15 +253,25 @@ loop_init(LoopObject *self, PyObject *args, PyObject *kwargs)
 static void
 drop_callbacks(LoopObject *self)
 {
+    if (fnet_loop_take_inbox(self) < 0) {
+        PyErr_Clear();
+    }
     while (self->ring_count > 0) {
         HandleObject *handle = self->ring[self->ring_head++ & self->ring_mask];
         self->ring_head &= self->ring_mask;
         self->ring_count--;
         fnet_handle_drop(handle);
     }
-    fnet_heap_node *node;
-    while ((node = fnet_heap_min(&self->timers)) != NULL) {
-        fnet_heap_remove(&self->timers, node);
+    for (;;) {
+        FNET_LOCK(self);
+        fnet_heap_node *node = fnet_heap_min(&self->timers);
+        if (node != NULL) {
+            fnet_heap_remove(&self->timers, node);
+        }
+        FNET_UNLOCK(self);
+        if (node == NULL) {
+            return;
+        }
         TimerObject *timer = fnet_container_of(node, TimerObject, node);
         fnet_handle_drop(&timer->handle);
     }
@@ -318,10 +326,15 @@ drop_batch(LoopObject *self)
 static void
 close_core(LoopObject *self)
 {
-    if (!self->has_core || self->core_closing) {
+    FNET_LOCK(self);
+    bool closing = self->has_core && !self->core_closing && !self->in_turn;
+    if (closing) {
+        self->core_closing = true; /* what is dropped may call back */
+    }
+    FNET_UNLOCK(self);
+    if (!closing) {
         return;
     }
-    self->core_closing = true; /* what is dropped may call back */
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
@@ -329,7 +342,9 @@ close_core(LoopObject *self)
     fnet_sock_let_all_go(self);
     fnet_prompter_free(self->prompter);
     self->prompter = NULL;
+    FNET_LOCK(self);
     self->has_core = false;
+    FNET_UNLOCK(self);
     fnet_loop_drop_landings(self);
     fnet_loop_drop_spent(self);
     fnet_batch_fini(&self->batch, self->home.cache);
@@ -346,7 +361,9 @@ loop_close(LoopObject *self, PyObject *unused)
                         "Cannot close a running event loop");
         return NULL;
     }
+    FNET_LOCK(self);
     self->closed = true;
+    FNET_UNLOCK(self);
     close_core(self);
     fnet_context_forget(self);
     Py_RETURN_NONE;
@@ -373,6 +390,9 @@ loop_after_fork(LoopObject *self, PyObject *unused)
         self->forked = true;
         fnet_shard_reset_lock(&self->home);
         fnet_prompter_forget(self->prompter);
+#ifdef Py_GIL_DISABLED
+        self->mutex = (PyMutex){0}; /* a thread of the parent's has it */
+#endif
         fnet_sys_close(self->home.poller.epfd);
         self->home.poller.epfd = fnet_sys_epoll_create();
         for (int i = 0; i < 2; i++) {
@@ -401,6 +421,14 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
             return rc;
         }
     }
+#ifdef Py_GIL_DISABLED
+    for (size_t i = 0; i < self->inbox_count; i++) {
+        int rc = fnet_handle_traverse(self->inbox[i], visit, arg);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+#endif
     for (size_t i = 0; i < self->timers.count; i++) {
         Py_VISIT(fnet_container_of(nodes[i], TimerObject, node));
     }
@@ -443,6 +471,7 @@ loop_dealloc(LoopObject *self)
     loop_clear(self);
     Py_CLEAR(self->thread_id);
     fnet_heap_fini(&self->timers);
+    Py_CLEAR(self->kw_context);
     PyMem_Free(self->ring);
     PyMem_Free(self->fds);
     type->tp_free((PyObject *)self);
@@ -498,7 +527,7 @@ loop_set_debug(LoopObject *self, PyObject *enabled)
         if (rc < 0) {
             return NULL;
         }
-        fnet_poller_wake_any(&self->home.poller);
+        fnet_loop_wake(self);
     }
     Py_RETURN_NONE;
 }
@@ -506,21 +535,23 @@ loop_set_debug(LoopObject *self, PyObject *enabled)
 static PyObject *
 loop_get_thread_id(LoopObject *self, void *unused)
 {
-    return Py_NewRef(self->thread_id);
+    return fnet_shared_get((PyObject *)self, &self->thread_id);
 }
 
 static int
 loop_set_thread_id(LoopObject *self, PyObject *value, void *unused)
 {
-    Py_XSETREF(self->thread_id, Py_NewRef(value == NULL ? Py_None : value));
+    fnet_shared_set((PyObject *)self, &self->thread_id,
+                    Py_NewRef(value == NULL ? Py_None : value));
     return 0;
 }
 
 static PyObject *
 loop_get_current_handle(LoopObject *self, void *unused)
 {
-    return Py_NewRef(self->current_handle != NULL ? self->current_handle
-                                                  : Py_None);
+    PyObject *handle =
+        fnet_shared_get((PyObject *)self, &self->current_handle);
+    return handle != NULL ? handle : Py_NewRef(Py_None);
 }
 
 static int

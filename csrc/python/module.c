@@ -331,7 +331,6 @@ module_free(void *module)
         Py_CLEAR(*field(state, names[i].offset));
     }
     Py_CLEAR(state->kw_loop);
-    Py_CLEAR(state->kw_context);
     Py_CLEAR(state->one);
     Py_CLEAR(state->no_args);
 }
@@ -346,6 +345,9 @@ static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
     {0, NULL},
 };

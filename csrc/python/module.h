@@ -9,6 +9,8 @@
 
 #include "python/compat.h"
 
+#include <stdatomic.h>
+
 #include "base/heap.h"
 #include "base/list.h"
 #include "net/addr.h"
@@ -51,7 +53,7 @@ typedef struct module_state {
     PyObject *no_args;          /* () */
     PyObject *report;           /* pyfastnet._report: the cold error paths */
     /* names */
-    PyObject *kw_loop, *kw_context, *str_data_received, *str_eof_received,
+    PyObject *kw_loop, *str_data_received, *str_eof_received,
         *str_connection_made, *str_connection_lost, *str_get_buffer,
         *str_buffer_updated, *str_pause_writing, *str_resume_writing,
         *str_set_result, *str_done, *str_close, *str_fileno, *str__attach,
@@ -97,6 +99,7 @@ typedef struct HandleObject {
     bool is_timer;
     bool again;    /* runs more than once: a signal's */
     bool snapshot; /* the context is not to be entered or shown: context.c */
+    bool foreign;  /* not made by the thread that runs the loop */
 } HandleObject;
 
 typedef struct TimerObject {
@@ -182,6 +185,20 @@ struct LoopObject {
     PyObject *snapshot, *spare_context;
     void *snapshot_vars;
 
+    PyObject *kw_context; /* the keywords that call_soon() had last */
+
+#ifdef Py_GIL_DISABLED
+    /* Guarded by the mutex, which also guards `timers`, what handles hold,
+     * `holds`, and has_core with the poller's wake-up. */
+    PyMutex mutex;
+    HandleObject **inbox; /* for the ring, from other threads */
+    size_t inbox_capacity;
+    /* atomic: count for a look without the mutex; the thread that runs the
+     * loop, 0: none does */
+    _Atomic(size_t) inbox_count;
+    _Atomic(uintptr_t) runner;
+#endif
+
     PyObject *thread_id; /* an int, None: does not run */
     PyObject *current_handle;
     double slow_callback_duration;
@@ -250,6 +267,12 @@ int fnet_handle_traverse(HandleObject *handle, visitproc visit, void *arg);
 void fnet_handle_drop(HandleObject *handle);
 /* handle.cancel() */
 int fnet_handle_cancel(HandleObject *handle);
+void fnet_handle_object_dealloc(HandleObject *handle);
+int fnet_handle_object_traverse(HandleObject *handle, visitproc visit,
+                                void *arg);
+int fnet_handle_object_clear(HandleObject *handle);
+
+/* handle_api.c */
 extern PyType_Spec fnet_handle_spec, fnet_timer_spec;
 /* Frees what is not in use and above FNET_FREELIST_MIN, or all of it. */
 void fnet_handle_trim(module_state *state, bool all);
@@ -266,16 +289,37 @@ int fnet_loop_call_soon(LoopObject *loop, PyObject *callback,
                         PyObject *const *args, Py_ssize_t nargs,
                         PyObject *context);
 int fnet_loop_check(LoopObject *loop); /* closed or forked: -1 */
-/* True if no other thread can be at what is the loop's own. */
+/* True if no other thread can be at what is the loop's own: this one has the
+ * GIL, or runs the loop. */
 static inline bool
-fnet_loop_owned(const LoopObject *loop)
+fnet_loop_owned(LoopObject *loop)
 {
-    return true; /* has the GIL */
+#ifdef Py_GIL_DISABLED
+    return atomic_load_explicit(&loop->runner, memory_order_relaxed) ==
+           (uintptr_t)pthread_self();
+#else
+    return true;
+#endif
+}
+/* Wakes the loop if it sleeps.  Any thread. */
+void fnet_loop_wake(LoopObject *loop);
+/* Moves into the ready queue what other threads have scheduled: 0, or -1. */
+int fnet_loop_take_inbox(LoopObject *loop);
+/* True if there may be something in it. */
+static inline bool
+fnet_loop_has_inbox(LoopObject *loop)
+{
+#ifdef Py_GIL_DISABLED
+    return atomic_load(&loop->inbox_count) != 0;
+#else
+    return false;
+#endif
 }
 /* Whoever holds the GIL while the loop's thread is in a pass is another
  * thread, and must not touch what the pass works on; nor must a forked
  * child touch its parent's connections: RuntimeError, -1. */
 int fnet_loop_check_thread(LoopObject *loop);
+bool fnet_loop_usable_here(LoopObject *loop); /* the same as a question */
 int fnet_loop_check_debug_call(LoopObject *loop, PyObject *callback,
                                const char *method);
 
@@ -370,7 +414,7 @@ PyObject *fnet_transport_deliver_held(TransportObject *transport,
 extern PyType_Spec fnet_listener_spec, fnet_connset_spec;
 extern PyMethodDef fnet_server_methods[];
 int fnet_listener_deliver(ListenerObject *listener, fnet_completion *item);
-void fnet_connset_link(ConnSetObject *set, TransportObject *transport);
+int fnet_connset_add(ConnSetObject *set, TransportObject *transport);
 void fnet_connset_unlink(TransportObject *transport);
 void fnet_listener_drop(ListenerObject *listener);
 

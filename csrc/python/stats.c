@@ -10,10 +10,39 @@ put(PyObject *dict, const char *name, uint64_t value)
     return rc;
 }
 
-static int
-put_shard(PyObject *dict, const fnet_shard *shard)
+/* What stats() tells, taken while the core is there. */
+typedef struct snapshot {
+    fnet_shard_stats shard;
+    fnet_cache_stats mine, depot;
+    uint64_t attached, timers, ready;
+} snapshot;
+
+static bool
+take(LoopObject *loop, snapshot *out)
 {
-    const fnet_shard_stats *stats = &shard->stats;
+    FNET_LOCK(loop);
+    bool there = loop->has_core;
+    if (there) {
+        out->shard = loop->home.stats;
+        out->attached = loop->home.poller.attached;
+        fnet_lock_acquire(&loop->home.output);
+        fnet_cache_get_stats(loop->home.cache, &out->mine);
+        fnet_lock_release(&loop->home.output);
+        fnet_depot_stats_any(loop->depot, &out->depot);
+        out->timers = loop->timers.count;
+        out->ready = loop->ring_count;
+#ifdef Py_GIL_DISABLED
+        out->ready += loop->inbox_count;
+#endif
+    }
+    FNET_UNLOCK(loop);
+    return there;
+}
+
+static int
+put_shard(PyObject *dict, const snapshot *from)
+{
+    const fnet_shard_stats *stats = &from->shard;
     const struct {
         const char *name;
         uint64_t value;
@@ -30,7 +59,7 @@ put_shard(PyObject *dict, const fnet_shard *shard)
         {"bytes_sent", stats->bytes_sent},
         {"prompted_flushes", stats->prompted},
         {"accepts", stats->accepts},
-        {"descriptors", shard->poller.attached},
+        {"descriptors", from->attached},
     };
     for (size_t i = 0; i < FNET_COUNTOF(rows); i++) {
         if (put(dict, rows[i].name, rows[i].value) < 0) {
@@ -41,19 +70,15 @@ put_shard(PyObject *dict, const fnet_shard *shard)
 }
 
 static int
-put_cache(PyObject *dict, LoopObject *loop)
+put_cache(PyObject *dict, const snapshot *from)
 {
-    fnet_cache_stats mine, depot;
+    const fnet_cache_stats *mine = &from->mine, *depot = &from->depot;
 
-    fnet_lock_acquire(&loop->home.output);
-    fnet_cache_get_stats(loop->home.cache, &mine);
-    fnet_lock_release(&loop->home.output);
-    fnet_depot_stats_any(loop->depot, &depot);
-    if (put(dict, "held_blocks", mine.held_blocks + depot.held_blocks) < 0 ||
-        put(dict, "held_bytes", mine.held_bytes + depot.held_bytes) < 0 ||
-        put(dict, "limit_bytes", depot.limit_bytes) < 0 ||
-        put(dict, "hits", mine.hits) < 0 ||
-        put(dict, "misses", mine.misses) < 0) {
+    if (put(dict, "held_blocks", mine->held_blocks + depot->held_blocks) < 0 ||
+        put(dict, "held_bytes", mine->held_bytes + depot->held_bytes) < 0 ||
+        put(dict, "limit_bytes", depot->limit_bytes) < 0 ||
+        put(dict, "hits", mine->hits) < 0 ||
+        put(dict, "misses", mine->misses) < 0) {
         return -1;
     }
     return 0;
@@ -62,7 +87,13 @@ put_cache(PyObject *dict, LoopObject *loop)
 PyObject *
 fnet_loop_stats(LoopObject *self, PyObject *unused)
 {
+    snapshot from;
+
     if (fnet_loop_check(self) < 0) {
+        return NULL;
+    }
+    if (!take(self, &from)) {
+        PyErr_SetString(PyExc_RuntimeError, "Event loop is closed");
         return NULL;
     }
     PyObject *result = PyDict_New();
@@ -71,11 +102,11 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
     PyObject *shards = shard == NULL ? NULL : Py_BuildValue("[O]", shard);
 
     if (result == NULL || cache == NULL || shards == NULL ||
-        put_shard(shard, &self->home) < 0 || put_cache(cache, self) < 0 ||
+        put_shard(shard, &from) < 0 || put_cache(cache, &from) < 0 ||
         PyDict_SetItemString(result, "shards", shards) < 0 ||
         PyDict_SetItemString(result, "cache", cache) < 0 ||
-        put(result, "timers", self->timers.count) < 0 ||
-        put(result, "ready", self->ring_count) < 0) {
+        put(result, "timers", from.timers) < 0 ||
+        put(result, "ready", from.ready) < 0) {
         Py_CLEAR(result);
     }
     Py_XDECREF(shard);

@@ -114,11 +114,11 @@ next_deadline(LoopObject *self)
     if (self->ring_count > 0 || self->stopping) {
         return FNET_NO_WAIT;
     }
+    FNET_LOCK(self);
     fnet_heap_node *first = fnet_heap_min(&self->timers);
-    if (first == NULL) {
-        return FNET_FOREVER;
-    }
-    return first->key <= 0 ? FNET_NO_WAIT : first->key;
+    int64_t key = first == NULL ? FNET_FOREVER : first->key;
+    FNET_UNLOCK(self);
+    return key <= 0 ? FNET_NO_WAIT : key;
 }
 
 /* What is buffered between a read and a send is freed by the send: both
@@ -179,6 +179,9 @@ pass_without_gil(LoopObject *self, int64_t deadline)
      * on, does so after this, and wakes the pass. */
     if (deadline != FNET_NO_WAIT) {
         fnet_shard_prepare_sleep(&self->home);
+        if (fnet_loop_has_inbox(self)) {
+            deadline = FNET_NO_WAIT; /* its wake-up may have been before */
+        }
     }
     self->passing = true;
     PyThreadState *tstate = PyEval_SaveThread();
@@ -211,7 +214,7 @@ run_pass(LoopObject *self)
     }
     self->batch_next = 0;
     bool done = false;
-    if (FNET_UNLIKELY(self->keep_gil_until > self->now) ||
+    if (FNET_UNLIKELY(FNET_HAS_GIL && self->keep_gil_until > self->now) ||
         (deadline == FNET_NO_WAIT &&
          self->now - self->gil_released < GIL_INTERVAL)) {
         rc = pass_with_gil(self, deadline);
@@ -235,17 +238,24 @@ run_pass(LoopObject *self)
 static int
 collect_due_timers(LoopObject *self)
 {
-    fnet_heap_node *node;
-
-    while ((node = fnet_heap_min(&self->timers)) != NULL &&
-           node->key <= self->now) {
-        fnet_heap_remove(&self->timers, node);
+    for (;;) {
+        FNET_LOCK(self);
+        fnet_heap_node *node = fnet_heap_min(&self->timers);
+        if (node != NULL && node->key <= self->now) {
+            fnet_heap_remove(&self->timers, node);
+        }
+        else {
+            node = NULL;
+        }
+        FNET_UNLOCK(self);
+        if (node == NULL) {
+            return 0;
+        }
         TimerObject *timer = fnet_container_of(node, TimerObject, node);
         if (fnet_loop_push(self, &timer->handle) < 0) {
             return -1;
         }
     }
-    return 0;
 }
 
 /* -- the turn ----------------------------------------------------------- */
@@ -364,9 +374,15 @@ turn(LoopObject *self)
         /* The child came back from the callback that has forked. */
         return fnet_loop_check(self);
     }
+    if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
+        return -1;
+    }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);
         if (FNET_UNLIKELY(PyErr_CheckSignals() < 0)) {
+            return -1;
+        }
+        if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
             return -1;
         }
     }
@@ -386,20 +402,51 @@ turn(LoopObject *self)
     return run_handles(self, due);
 }
 
+/* The loop is this thread's from here on; false: it is another's. */
+static bool
+enter(LoopObject *self)
+{
+    bool entered = false;
+
+    FNET_LOCK(self);
+    if (!self->in_turn && !self->core_closing) {
+        self->in_turn = entered = true;
+#ifdef Py_GIL_DISABLED
+        atomic_store(&self->runner, (uintptr_t)pthread_self());
+#endif
+    }
+    FNET_UNLOCK(self);
+    return entered;
+}
+
+static void
+leave(LoopObject *self)
+{
+    fnet_context_settle(self);
+    if (!FNET_HAS_GIL) {
+        fnet_context_forget(self); /* owned by whoever runs the loop */
+    }
+    FNET_LOCK(self);
+    self->in_turn = false;
+#ifdef Py_GIL_DISABLED
+    atomic_store(&self->runner, 0);
+#endif
+    FNET_UNLOCK(self);
+}
+
 static PyObject *
 run(LoopObject *self, bool once)
 {
     if (fnet_loop_check(self) < 0) {
         return NULL;
     }
-    if (self->in_turn) {
+    if (!enter(self)) {
         PyErr_SetString(PyExc_RuntimeError,
                         "This event loop is already running");
         return NULL;
     }
     int rc;
 
-    self->in_turn = true;
     self->last_pass = 0; /* the first turn looks for events */
     do {
         rc = turn(self);
@@ -410,7 +457,7 @@ run(LoopObject *self, bool once)
         fnet_shard_flush(&self->home);
         fnet_loop_drop_spent(self);
     }
-    self->in_turn = false;
+    leave(self);
     if (exc != NULL) {
         fnet_err_restore(exc);
         return NULL;
