@@ -6,6 +6,8 @@
 N is the number of CPUs that may be used, 8 at most.  With a GIL the loops take
 turns; run it with a free-threaded Python (`python3.13t -m ...`) for what it is
 made for.  One process measures both, one thread and then N, for the same time.
+On a machine that is shared the CPU time of an operation tells more than rates:
+if it is no longer with N threads, they do not hinder each other.
 
 threads-callbacks   chains of call_soon()
 threads-tasks       tasks that await asyncio.sleep(0)
@@ -116,8 +118,11 @@ FUNCTIONS: dict[str, Callable[[Loop, Counter], Any]] = {
 }
 
 
-def rate(loop_name: str, name: str, threads: int, secs: float) -> float:
-    """Operations per second of all threads together."""
+def measure(
+    loop_name: str, name: str, threads: int, secs: float
+) -> tuple[float, float]:
+    """Operations per second of all threads together, and the CPU time of one
+    in microseconds."""
     counters = [Counter() for _ in range(threads)]
     ready = threading.Barrier(threads + 1)
     failed: list[BaseException] = []
@@ -137,22 +142,31 @@ def rate(loop_name: str, name: str, threads: int, secs: float) -> float:
         worker.start()
     ready.wait(20)
     time.sleep(secs / 5)
-    before, began = sum(c.ops for c in counters), time.perf_counter()
+    before = sum(c.ops for c in counters)
+    began, cpu = time.perf_counter(), time.process_time()
     time.sleep(secs)
-    ops, took = sum(c.ops for c in counters) - before, time.perf_counter() - began
+    ops = sum(c.ops for c in counters) - before
+    took, cpu = time.perf_counter() - began, time.process_time() - cpu
     for counter in counters:
         counter.stopped = True
     for worker in workers:
         worker.join()
     if failed:
         raise failed[0]
-    return ops / took
+    return ops / took, cpu / max(ops, 1) * 1e6
 
 
 def run(loop_name: str, name: str, threads: int, secs: float) -> harness.Round:
-    one = rate(loop_name, name, 1, secs)
-    many = rate(loop_name, name, threads, secs)
-    return {"rate": many, "one": one, "scaling": many / one, "errors": 0}
+    one, one_cpu = measure(loop_name, name, 1, secs)
+    many, many_cpu = measure(loop_name, name, threads, secs)
+    return {
+        "rate": many,
+        "one": one,
+        "scaling": many / one,
+        "cpu_us": many_cpu,
+        "cpu_growth": many_cpu / one_cpu,
+        "errors": 0,
+    }
 
 
 class ThreadsWorkload(harness.Workload):
@@ -160,6 +174,7 @@ class ThreadsWorkload(harness.Workload):
         harness.Metric("one", "1 thread, 1/s", 0, more=True),
         harness.Metric("rate", "N threads, 1/s", 0, more=True),
         harness.Metric("scaling", "N ÷ 1", 2, more=True, compare=False),
+        harness.Metric("cpu_growth", "CPU N ÷ 1", 2, compare=False),
     )
     secs = 0.5
 

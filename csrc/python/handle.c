@@ -183,7 +183,7 @@ fnet_handle_object_clear(HandleObject *self)
 {
     clear_call(self);
     Py_CLEAR(self->context);
-    if (!self->loop->in_turn && fnet_loop_owned(self->loop)) {
+    if (fnet_loop_owned(self->loop) && !self->loop->in_turn) {
         fnet_context_settle(self->loop);
     }
     Py_CLEAR(self->source_traceback);

@@ -356,14 +356,17 @@ close_core(LoopObject *self)
 static PyObject *
 loop_close(LoopObject *self, PyObject *unused)
 {
-    if (self->thread_id != Py_None || self->in_turn) {
+    FNET_LOCK(self);
+    bool running = self->thread_id != Py_None || self->in_turn;
+    if (!running) {
+        self->closed = true;
+    }
+    FNET_UNLOCK(self);
+    if (running) {
         PyErr_SetString(PyExc_RuntimeError,
                         "Cannot close a running event loop");
         return NULL;
     }
-    FNET_LOCK(self);
-    self->closed = true;
-    FNET_UNLOCK(self);
     close_core(self);
     fnet_context_forget(self);
     Py_RETURN_NONE;

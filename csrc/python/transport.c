@@ -176,8 +176,8 @@ detach_stream(TransportObject *self, bool closing)
 {
     LoopObject *loop = self->loop;
 
-    fnet_transport_keep_names(self);
     FNET_BEGIN_SHARED(self)
+    fnet_transport_keep_names(self);
     self->attached = false;
     FNET_END_SHARED()
     fnet_list_remove(&self->link);

@@ -409,7 +409,7 @@ enter(LoopObject *self)
     bool entered = false;
 
     FNET_LOCK(self);
-    if (!self->in_turn && !self->core_closing) {
+    if (!self->in_turn && !self->closed && !self->core_closing) {
         self->in_turn = entered = true;
 #ifdef Py_GIL_DISABLED
         atomic_store(&self->runner, (uintptr_t)pthread_self());
@@ -441,6 +441,9 @@ run(LoopObject *self, bool once)
         return NULL;
     }
     if (!enter(self)) {
+        if (fnet_loop_check(self) < 0) {
+            return NULL; /* closed since */
+        }
         PyErr_SetString(PyExc_RuntimeError,
                         "This event loop is already running");
         return NULL;
