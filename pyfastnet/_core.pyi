@@ -4,13 +4,19 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from socket import socket
-from typing import Any
+from typing import Any, TypeVar
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
 def usable_cpus() -> int:
     """CPUs that this process may use: its affinity and its control group's
     quota, rounded up."""
+_L = TypeVar("_L", bound=type[Loop])
+
+def bind_methods(cls: _L) -> _L:
+    """Gives a subclass of Loop copies of the C methods that it inherits: a
+    call of one on exactly that class is cheaper.  The class; TypeError for
+    any other."""
 
 class Handle:
     """asyncio.Handle in C (`isinstance(h, asyncio.Handle)` holds)."""

@@ -61,6 +61,7 @@ class BaseLoop(_Base):
             raise
         self._transports = weakref.WeakValueDictionary()
         self._selector = NoSelector()
+        self._old_agen_hooks: Any = None
         asyncio.BaseEventLoop.__init__(self)
 
     def _after_fork(self) -> None:
@@ -90,7 +91,6 @@ class BaseLoop(_Base):
     if sys.version_info < (3, 13):
         # What BaseEventLoop has from 3.13 on: two hooks for loops that are
         # driven by another one, and a timeout that is kept.
-        _old_agen_hooks: Any = None
 
         def _run_forever_setup(self) -> None:
             self._check_closed()

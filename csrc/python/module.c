@@ -1,5 +1,6 @@
 /* module: the extension pyfastnet._core: its state, its types. */
 #include "python/module.h"
+#include "python/context.h"
 
 PyMODINIT_FUNC PyInit__core(void);
 
@@ -85,7 +86,12 @@ import_names(module_state *state)
     }
     state->kw_loop = Py_BuildValue("(s)", "loop");
     state->one = PyLong_FromLong(1);
-    if (state->kw_loop == NULL || state->one == NULL) {
+    state->no_args = PyTuple_New(0);
+#if FNET_FREELISTS
+    state->free_max = FNET_FREELIST_MIN;
+#endif
+    if (state->kw_loop == NULL || state->one == NULL ||
+        state->no_args == NULL) {
         return -1;
     }
     PyObject *report = PyImport_ImportModule("pyfastnet._report");
@@ -143,6 +149,48 @@ add_methods(PyTypeObject *type, PyMethodDef *methods)
         Py_DECREF(descriptor);
     }
     return 0;
+}
+
+/* Gives a class of ours in Python copies of the loop's methods that are its
+ * own: the interpreter calls a method without the detour through its checks
+ * only where the descriptor is of the very class of the object. */
+static PyObject *
+bind_methods(PyObject *module, PyObject *class)
+{
+    module_state *state = PyModule_GetState(module);
+    PyObject *base = (PyObject *)state->loop_type;
+
+    if (!PyType_Check(class) ||
+        !PyType_IsSubtype((PyTypeObject *)class, state->loop_type)) {
+        PyErr_SetString(PyExc_TypeError, "a subclass of Loop is needed");
+        return NULL;
+    }
+    PyObject *dict = PyObject_GetAttrString(base, "__dict__");
+    PyObject *items = dict == NULL ? NULL : PyMapping_Items(dict);
+    Py_XDECREF(dict);
+    for (Py_ssize_t i = 0; items != NULL && i < PyList_GET_SIZE(items); i++) {
+        PyObject *name = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 0);
+        PyObject *ours = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 1);
+        PyObject *found = PyObject_GetAttr(class, name);
+        if (found == NULL) {
+            Py_CLEAR(items);
+        }
+        else if (found == ours && Py_IS_TYPE(ours, &PyMethodDescr_Type)) {
+            PyObject *own =
+                PyDescr_NewMethod((PyTypeObject *)class,
+                                  ((PyMethodDescrObject *)ours)->d_method);
+            if (own == NULL || PyObject_SetAttr(class, name, own) < 0) {
+                Py_CLEAR(items);
+            }
+            Py_XDECREF(own);
+        }
+        Py_XDECREF(found);
+    }
+    if (items == NULL) {
+        return NULL;
+    }
+    Py_DECREF(items);
+    return Py_NewRef(class);
 }
 
 static PyTypeObject *
@@ -225,6 +273,7 @@ module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
 
+    state->contexts_known = fnet_context_probe();
     if (import_names(state) < 0 || make_types(module, state) < 0 ||
         PyModule_AddFunctions(module, fnet_stats_functions) < 0) {
         return -1;
@@ -265,7 +314,7 @@ module_clear(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
 
-    fnet_handle_clear_freelists(state);
+    fnet_handle_trim(state, true);
     FOR_EACH_TYPE(state, Py_CLEAR);
     for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
         Py_CLEAR(*field(state, imports[i].offset));
@@ -284,22 +333,27 @@ module_free(void *module)
         Py_CLEAR(*field(state, names[i].offset));
     }
     Py_CLEAR(state->kw_loop);
-    Py_CLEAR(state->kw_context);
     Py_CLEAR(state->one);
+    Py_CLEAR(state->no_args);
 }
+
+static PyMethodDef module_methods[] = {
+    {"bind_methods", bind_methods, METH_O,
+     "Give a subclass of Loop copies of the methods that it inherits."},
+    {"usable_cpus", fnet_usable_cpus_object, METH_NOARGS,
+     "CPUs that this process may use: its affinity and its control group."},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
     {0, NULL},
-};
-
-static PyMethodDef module_methods[] = {
-    {"usable_cpus", fnet_usable_cpus_object, METH_NOARGS,
-     "CPUs that this process may use: its affinity and its control group."},
-    {NULL, NULL, 0, NULL},
 };
 
 struct PyModuleDef fnet_module_def = {

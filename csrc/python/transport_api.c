@@ -120,7 +120,8 @@ transport_can_write_eof(TransportObject *self, PyObject *unused)
 static PyObject *
 transport_get_protocol(TransportObject *self, PyObject *unused)
 {
-    return Py_NewRef(self->protocol != NULL ? self->protocol : Py_None);
+    PyObject *protocol = fnet_shared_get((PyObject *)self, &self->protocol);
+    return protocol != NULL ? protocol : Py_NewRef(Py_None);
 }
 
 /* A BufferedProtocol; or, as for uvloop, one that has its methods and is no
@@ -151,7 +152,7 @@ fnet_transport_set_protocol(TransportObject *self, PyObject *protocol)
         return -1;
     }
     self->buffered = buffered != 0;
-    Py_XSETREF(self->protocol, Py_NewRef(protocol));
+    fnet_shared_set((PyObject *)self, &self->protocol, Py_NewRef(protocol));
     if (self->attached) {
         fnet_stream_set_direct(&self->stream, self->buffered);
     }
@@ -258,7 +259,11 @@ transport_get_extra_info(TransportObject *self, PyObject *args,
                                      &name, &otherwise)) {
         return NULL;
     }
-    return fnet_transport_extra(self, name, otherwise);
+    PyObject *value;
+    FNET_BEGIN_SHARED(self)
+    value = fnet_transport_extra(self, name, otherwise);
+    FNET_END_SHARED()
+    return value;
 }
 
 /* -- sendfile's way in -------------------------------------------------- */
@@ -391,7 +396,7 @@ transport_repr(TransportObject *self)
 static PyObject *
 transport_get_field(TransportObject *self, void *which)
 {
-    PyObject *object = NULL;
+    PyObject **field = NULL;
 
     switch (*(const char *)which) {
     case 'p':
@@ -399,23 +404,23 @@ transport_get_field(TransportObject *self, void *which)
     case 'c':
         return PyBool_FromLong(self->closing);
     case 'l':
-        object = (PyObject *)self->loop;
-        break;
+        return Py_NewRef((PyObject *)self->loop);
     case 's':
-        object = self->sock;
+        field = &self->sock;
         break;
     case 'S':
-        object = self->server;
+        field = &self->server;
         break;
     case 'P':
-        object = self->protocol;
+        field = &self->protocol;
         break;
     case 'f':
         return PyLong_FromLong(self->attached ? self->fd : -1);
     default:
         return PyLong_FromUnsignedLong(self->conn_lost);
     }
-    return Py_NewRef(object != NULL ? object : Py_None);
+    PyObject *object = fnet_shared_get((PyObject *)self, field);
+    return object != NULL ? object : Py_NewRef(Py_None);
 }
 
 static PyGetSetDef transport_getset[] = {

@@ -682,6 +682,9 @@ fnet_watch_wait(LoopObject *loop, PyObject *sock, int fd, int direction)
 void
 fnet_watch_unwait(LoopObject *loop, int fd, int direction, PyObject *future)
 {
+    if (!fnet_loop_usable_here(loop)) {
+        return; /* nobody minds a future that is done by then */
+    }
     WatchObject *watch = find_watch(loop, fd);
     PyObject *exc = fnet_err_take();
 
