@@ -17,6 +17,10 @@ ssize_t fnet_sys_recv(int fd, void *buf, size_t len);
 ssize_t fnet_sys_recvmsg(int fd, struct msghdr *msg, int flags);
 ssize_t fnet_sys_send(int fd, const void *buf, size_t len); /* no SIGPIPE */
 ssize_t fnet_sys_sendmsg(int fd, const struct msghdr *msg); /* no SIGPIPE */
+/* Datagrams, many with one call and without waiting: how many, or a negative
+ * errno of the first.  After fewer than `n` the next call tells why. */
+int fnet_sys_recvmmsg(int fd, struct mmsghdr *msgs, unsigned n);
+int fnet_sys_sendmmsg(int fd, struct mmsghdr *msgs, unsigned n);
 ssize_t fnet_sys_read(int fd, void *buf, size_t len);
 ssize_t fnet_sys_write(int fd, const void *buf, size_t len);
 

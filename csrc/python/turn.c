@@ -11,6 +11,7 @@
 #include "python/module.h"
 
 #include "base/clock.h"
+#include "net/dgram.h"
 
 #include <errno.h>
 
@@ -296,6 +297,9 @@ deliver_one(LoopObject *self, fnet_completion *item)
     case FNET_KIND_WATCH:
         rc = fnet_watch_deliver((WatchObject *)owner, item);
         break;
+    case FNET_KIND_DGRAM:
+        rc = fnet_datagram_deliver(owner, item);
+        break;
     default:
         fnet_panic("turn: a source of kind %d", source->ops->kind);
     }
@@ -310,8 +314,9 @@ deliver_in_debug(LoopObject *self, fnet_completion *item)
     fnet_source *source = fnet_poller_lookup(&self->home.poller, item->tag);
     PyObject *owner = source == NULL ? NULL : source->owner;
 
-    if (source != NULL && source->ops->kind == FNET_KIND_WATCH) {
-        return deliver_one(self, item); /* its handles tell themselves */
+    if (source != NULL && (source->ops->kind == FNET_KIND_WATCH ||
+                           source->ops->kind == FNET_KIND_DGRAM)) {
+        return deliver_one(self, item); /* these tell themselves */
     }
     int64_t begin = fnet_clock_ns();
 

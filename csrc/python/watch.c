@@ -105,6 +105,13 @@ fnet_ensure_no_transport(LoopObject *loop, int fd, PyObject *fdobj)
             return -1;
         }
     }
+    if (object != NULL && Py_IS_TYPE(object, loop->state->datagram_type) &&
+        fnet_datagram_uses_fd(object)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "File descriptor %R is used by transport %R", fdobj,
+                     object);
+        return -1;
+    }
     return check_foreign_transports(loop, fd, fdobj);
 }
 

@@ -1,0 +1,771 @@
+#include "net/dgram.h"
+
+#include "base/mem.h"
+
+#include <errno.h>
+#include <netinet/udp.h>
+#include <string.h>
+
+#ifndef UDP_SEGMENT /* Linux 4.18; the headers of old C libraries lack it */
+#define UDP_SEGMENT 103
+#endif
+
+/* Pieces of memory for one call: a datagram that was copied may stand in two
+ * blocks, a very large one in many. */
+#define MAX_IOVECS 256
+/* The kernel cuts a run into at most so many, of at most so many bytes. */
+#define RUN_MAX 64
+#define RUN_BYTES ((uint32_t)60 * 1024)
+/* Errors of a socket in a row, without a datagram between them, after which
+ * an event must come before it is read again. */
+#define MAX_REFUSED 16
+/* A ring that has grown beyond this is freed when it is empty. */
+#define QUEUE_KEEP 256
+
+static fnet_dgram *
+dgram_of(fnet_source *source)
+{
+    return fnet_container_of(source, fnet_dgram, source);
+}
+
+/* -- the queue, with the lock held ---------------------------------------- */
+
+static fnet_dgram_entry *
+entry_at(const fnet_dgram *dgram, uint32_t index)
+{
+    return &dgram->queue[(dgram->head + index) & (dgram->capacity - 1)];
+}
+
+static void *
+address_of(fnet_dgram_entry *entry)
+{
+    return entry->addr_len <= sizeof(entry->addr.bytes) ? entry->addr.bytes
+                                                        : entry->addr.large;
+}
+
+static void
+forget_address(fnet_dgram_entry *entry)
+{
+    if (entry->addr_len > sizeof(entry->addr.bytes)) {
+        fnet_free(entry->addr.large);
+    }
+}
+
+static int
+grow_queue(fnet_dgram *dgram)
+{
+    uint32_t capacity = dgram->capacity == 0 ? 16 : dgram->capacity * 2;
+    fnet_dgram_entry *queue = fnet_malloc(capacity * sizeof(*queue));
+
+    if (queue == NULL) {
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < dgram->count; i++) {
+        queue[i] = *entry_at(dgram, i);
+    }
+    fnet_free(dgram->queue);
+    dgram->queue = queue;
+    dgram->capacity = capacity;
+    dgram->head = 0;
+    return 0;
+}
+
+static size_t
+waiting(const fnet_dgram *dgram)
+{
+    return dgram->out.bytes + (size_t)dgram->count * dgram->overhead;
+}
+
+static int
+queue_locked(fnet_dgram *dgram, fnet_piece *piece, const void *addr,
+             socklen_t addr_len)
+{
+    fnet_cache *cache = dgram->shard->cache;
+    fnet_dgram_entry entry = {.len = (uint32_t)piece->len,
+                              .addr_len = addr_len};
+    int rc = 0;
+
+    if (dgram->count == dgram->capacity && grow_queue(dgram) < 0) {
+        return -ENOMEM;
+    }
+    if (addr_len > sizeof(entry.addr.bytes)) {
+        entry.addr.large = fnet_malloc(addr_len);
+        if (entry.addr.large == NULL) {
+            return -ENOMEM;
+        }
+    }
+    if (addr_len > 0) {
+        memcpy(address_of(&entry), addr, addr_len);
+    }
+    if (piece->len == 0) {
+        /* Nothing in the chain. */
+    }
+    else if (piece->foreign == NULL || piece->len <= FNET_COPY_MAX) {
+        rc = fnet_chain_copy(&dgram->out, cache, piece->data, piece->len);
+    }
+    else {
+        rc = fnet_chain_ref(&dgram->out, cache, piece->data, piece->len,
+                            piece->foreign);
+        piece->kept = rc == 0;
+    }
+    if (rc < 0) {
+        forget_address(&entry);
+        return rc;
+    }
+    *entry_at(dgram, dgram->count++) = entry;
+    return 0;
+}
+
+/* Takes the first `n` datagrams off. */
+static void
+consume_locked(fnet_dgram *dgram, uint32_t n)
+{
+    size_t bytes = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        fnet_dgram_entry *entry = entry_at(dgram, i);
+        bytes += entry->len;
+        forget_address(entry);
+    }
+    dgram->head = (dgram->head + n) & (dgram->capacity - 1);
+    dgram->count -= n;
+    dgram->single -= n < dgram->single ? n : dgram->single;
+    if (bytes > 0) {
+        fnet_chain_consume(&dgram->out, dgram->shard->cache, bytes,
+                           &dgram->shard->spent);
+    }
+    if (dgram->count == 0 && dgram->capacity > QUEUE_KEEP) {
+        fnet_free(dgram->queue);
+        dgram->queue = NULL;
+        dgram->capacity = dgram->head = 0;
+    }
+}
+
+static void
+drop_locked(fnet_dgram *dgram)
+{
+    if (dgram->count > 0) {
+        consume_locked(dgram, dgram->count);
+    }
+    fnet_assert(fnet_chain_empty(&dgram->out));
+    fnet_list_remove(&dgram->source.dirty);
+}
+
+/* -- one call ------------------------------------------------------------- */
+
+/* What one sendmmsg() is given. */
+typedef struct call {
+    struct mmsghdr headers[FNET_DGRAM_CALL];
+    struct iovec iov[MAX_IOVECS];
+    union {
+        struct cmsghdr header;
+        char bytes[CMSG_SPACE(sizeof(uint16_t))];
+    } control[FNET_DGRAM_CALL];
+    uint8_t datagrams[FNET_DGRAM_CALL]; /* in each message */
+    unsigned count;
+    unsigned iovecs;
+    /* where the next datagram's bytes begin */
+    const fnet_seg *seg;
+    size_t offset;
+} call;
+
+/* Adds pieces of the chain to the message, the last of the call: false if
+ * there is no room for them. */
+static bool
+add_bytes(call *c, struct msghdr *msg, size_t len)
+{
+    while (len > 0) {
+        if (c->offset == c->seg->len) {
+            c->seg = c->seg->next;
+            c->offset = 0;
+        }
+        const char *data = c->seg->data + c->offset;
+        size_t n = c->seg->len - c->offset;
+        if (n > len) {
+            n = len;
+        }
+        struct iovec *last =
+            msg->msg_iovlen > 0 ? &msg->msg_iov[msg->msg_iovlen - 1] : NULL;
+        if (last != NULL && (char *)last->iov_base + last->iov_len == data) {
+            last->iov_len += n;
+        }
+        else if (c->iovecs == MAX_IOVECS) {
+            return false;
+        }
+        else {
+            c->iov[c->iovecs++] = (struct iovec){
+                .iov_base = (void *)(uintptr_t)data, .iov_len = n};
+            msg->msg_iovlen++;
+        }
+        c->offset += n;
+        len -= n;
+    }
+    return true;
+}
+
+/* How many datagrams from the index on can be sent as one: all are as long as
+ * the first, to the same address; the last one may be shorter. */
+static unsigned
+run_length(const fnet_dgram *dgram, uint32_t index)
+{
+    fnet_dgram_entry *first = entry_at(dgram, index);
+    uint32_t bytes = first->len;
+    unsigned n = 1;
+
+    if (first->len == 0 || first->len > dgram->segment_max ||
+        index < dgram->single || first->addr_len > sizeof(first->addr.bytes)) {
+        return 1;
+    }
+    while (n < RUN_MAX && index + n < dgram->count) {
+        fnet_dgram_entry *entry = entry_at(dgram, index + n);
+        bytes += entry->len;
+        if (entry->len == 0 || entry->len > first->len || bytes > RUN_BYTES ||
+            entry->addr_len != first->addr_len ||
+            memcmp(entry->addr.bytes, first->addr.bytes, first->addr_len) !=
+                0) {
+            break;
+        }
+        n++;
+        if (entry->len < first->len) {
+            break;
+        }
+    }
+    return n;
+}
+
+static void
+ask_for_cuts(call *c, uint32_t len)
+{
+    struct msghdr *msg = &c->headers[c->count].msg_hdr;
+    uint16_t size = (uint16_t)len;
+
+    memset(&c->control[c->count], 0, sizeof(c->control[c->count]));
+    msg->msg_control = &c->control[c->count];
+    msg->msg_controllen = sizeof(c->control[c->count]);
+    struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);
+    cmsg->cmsg_level = IPPROTO_UDP;
+    cmsg->cmsg_type = UDP_SEGMENT;
+    cmsg->cmsg_len = CMSG_LEN(sizeof(size));
+    memcpy(CMSG_DATA(cmsg), &size, sizeof(size));
+}
+
+/* Fills the call from the queue.  A first datagram in too many pieces leaves
+ * it empty. */
+static void
+fill(call *c, const fnet_dgram *dgram)
+{
+    uint32_t index = 0;
+
+    c->count = c->iovecs = 0;
+    c->seg = dgram->out.head;
+    c->offset = 0;
+    while (c->count < FNET_DGRAM_CALL && index < dgram->count) {
+        fnet_dgram_entry *entry = entry_at(dgram, index);
+        struct msghdr *msg = &c->headers[c->count].msg_hdr;
+        unsigned n = run_length(dgram, index);
+        size_t bytes = 0;
+
+        for (unsigned i = 0; i < n; i++) {
+            bytes += entry_at(dgram, index + i)->len;
+        }
+        *msg = (struct msghdr){.msg_iov = &c->iov[c->iovecs],
+                               .msg_namelen = entry->addr_len};
+        if (entry->addr_len > 0) {
+            msg->msg_name = address_of(entry);
+        }
+        if (!add_bytes(c, msg, bytes)) {
+            break;
+        }
+        if (n > 1) {
+            ask_for_cuts(c, entry->len);
+        }
+        c->datagrams[c->count++] = (uint8_t)n;
+        index += n;
+    }
+}
+
+/* -- output, with the lock held ------------------------------------------- */
+
+/* Output that waits for room needs its edge; while there is room each
+ * datagram that leaves the machine or reaches its reader would be one. */
+static void
+wait_for_room_locked(fnet_dgram *dgram)
+{
+    fnet_source *source = &dgram->source;
+
+    dgram->writable = false;
+    if ((dgram->flags & FNET_DGRAM_NO_EDGE) != 0) {
+        dgram->stuck = true;
+    }
+    else if ((source->events & (uint32_t)EPOLLOUT) == 0) {
+        (void)fnet_poller_modify(&dgram->shard->poller, source,
+                                 source->events | (uint32_t)EPOLLOUT);
+    }
+}
+
+/* The first message of the call could not be sent. */
+static void
+note_failure_locked(fnet_dgram *dgram, unsigned datagrams, int error)
+{
+    uint32_t len = entry_at(dgram, 0)->len;
+
+    if (datagrams > 1 && (error == -EINVAL || error == -EMSGSIZE)) {
+        /* Longer than what the way to there takes in one packet: alone it is
+         * fragmented. */
+        dgram->segment_max = len - 1;
+    }
+    else if (datagrams > 1 && (error == -EIO || error == -EOPNOTSUPP)) {
+        dgram->segment_max = 0; /* the device computes no checksums */
+    }
+    else if (datagrams > 1 && (error == -ENOBUFS || error == -ENOMEM)) {
+        dgram->single = datagrams;
+    }
+    else {
+        dgram->errors[dgram->nerrors++] = error;
+        consume_locked(dgram, 1);
+    }
+}
+
+static void
+flush_locked(fnet_dgram *dgram)
+{
+    fnet_shard *shard = dgram->shard;
+    call c;
+
+    while (dgram->writable && dgram->count > 0 &&
+           dgram->nerrors < FNET_DGRAM_ERRORS) {
+        int sent = -EMSGSIZE;
+        fill(&c, dgram);
+        if (c.count > 0) {
+            shard->stats.sends++;
+            sent = fnet_sys_sendmmsg(dgram->source.fd, c.headers, c.count);
+        }
+        if (sent == -EAGAIN) {
+            wait_for_room_locked(dgram);
+        }
+        else if (sent < 0) {
+            note_failure_locked(dgram, c.count > 0 ? c.datagrams[0] : 1, sent);
+        }
+        else {
+            uint32_t n = 0;
+            size_t before = dgram->out.bytes;
+            for (int i = 0; i < sent; i++) {
+                n += c.datagrams[i];
+            }
+            consume_locked(dgram, n);
+            shard->stats.bytes_sent += before - dgram->out.bytes;
+        }
+    }
+}
+
+static bool
+is_low(const fnet_dgram *dgram)
+{
+    return dgram->notify && (dgram->low == 0 ? dgram->count == 0
+                                             : waiting(dgram) <= dgram->low);
+}
+
+static bool
+has_report(const fnet_dgram *dgram)
+{
+    return dgram->nerrors > 0 || dgram->stuck || is_low(dgram);
+}
+
+/* -- what the shard calls ------------------------------------------------- */
+
+static void
+dgram_flush(fnet_shard *shard, fnet_source *source)
+{
+    fnet_dgram *dgram = dgram_of(source);
+
+    flush_locked(dgram);
+    if (has_report(dgram)) {
+        if (shard->phase == FNET_PHASE_PASS) {
+            fnet_shard_make_ready(shard, source);
+        }
+        else {
+            /* The prompter: the pass must come by and report. */
+            fnet_list_push(&shard->dirty, &source->dirty);
+        }
+    }
+}
+
+/* What the socket is registered for while input is wanted. */
+static uint32_t
+wanted_events(const fnet_dgram *dgram)
+{
+    uint32_t events = FNET_EVENTS_EDGE;
+    if (dgram->writable || (dgram->flags & FNET_DGRAM_NO_EDGE) != 0) {
+        events &= ~(uint32_t)EPOLLOUT;
+    }
+    return events;
+}
+
+static void
+disarm(fnet_dgram *dgram)
+{
+    uint32_t events =
+        FNET_EVENTS_QUIET | (wanted_events(dgram) & (uint32_t)EPOLLOUT);
+    if (fnet_poller_modify(&dgram->shard->poller, &dgram->source, events) ==
+        0) {
+        dgram->shard->stats.disarmed++;
+    }
+}
+
+/* Notes input; true if somebody wants it. */
+static bool
+input_event(fnet_dgram *dgram, uint32_t events)
+{
+    if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) {
+        return false;
+    }
+    dgram->readable = true;
+    dgram->refused = 0;
+    if ((events & EPOLLERR) != 0) {
+        dgram->careful = true;
+    }
+    if (dgram->wanted) {
+        dgram->quiet = 0;
+        return true;
+    }
+    if (dgram->quiet < FNET_QUIET_EVENTS) {
+        dgram->quiet++;
+    }
+    else if ((dgram->source.events & (uint32_t)EPOLLIN) != 0) {
+        disarm(dgram);
+    }
+    return false;
+}
+
+static bool
+dgram_event(fnet_shard *shard, fnet_source *source, uint32_t events)
+{
+    fnet_dgram *dgram = dgram_of(source);
+    bool wanted = input_event(dgram, events);
+
+    if ((events & (EPOLLOUT | EPOLLHUP | EPOLLERR)) != 0 && !dgram->writable &&
+        !dgram->stuck) {
+        dgram->writable = true;
+        flush_locked(dgram);
+        wanted = wanted || has_report(dgram);
+    }
+    if ((source->events & (uint32_t)EPOLLOUT) != 0 && dgram->writable) {
+        (void)fnet_poller_modify(&shard->poller, source,
+                                 source->events & ~(uint32_t)EPOLLOUT);
+    }
+    return wanted;
+}
+
+/* Datagrams to ask for: as many as fill the batch, if they are as long as
+ * they were lately. */
+static unsigned
+how_many(const fnet_dgram *dgram, const fnet_batch *batch)
+{
+    size_t room = FNET_BATCH_BYTES - batch->bytes;
+    size_t n = dgram->usual == 0 ? FNET_TRAY_SLOTS : room / dgram->usual + 1;
+
+    return n < FNET_TRAY_SLOTS ? (unsigned)n : FNET_TRAY_SLOTS;
+}
+
+static void
+post_datagrams(fnet_dgram *dgram, fnet_batch *batch, struct mmsghdr *headers,
+               int n)
+{
+    size_t bytes = 0;
+
+    for (int i = 0; i < n; i++) {
+        bytes += headers[i].msg_len;
+    }
+    dgram->usual = (uint32_t)(bytes / (unsigned)n);
+    fnet_completion *item =
+        fnet_batch_push(batch, &dgram->source, FNET_WHAT_DATAGRAMS, n);
+    item->data = headers;
+    item->len = bytes;
+    batch->bytes += bytes;
+    dgram->shard->stats.bytes_read += bytes;
+}
+
+/* False: no room; in the next pass. */
+static bool
+receive(fnet_dgram *dgram, fnet_batch *batch)
+{
+    bool wide = (dgram->flags & FNET_DGRAM_WIDE) != 0;
+    fnet_tray *tray = fnet_batch_tray(batch);
+    unsigned room = 0;
+    struct mmsghdr *headers =
+        tray == NULL
+            ? NULL
+            : fnet_tray_reserve(tray, wide, how_many(dgram, batch), &room);
+    if (room == 0) {
+        return false;
+    }
+    dgram->shard->stats.reads++;
+    int got = fnet_sys_recvmmsg(dgram->source.fd, headers, room);
+    fnet_tray_commit(tray, wide, got > 0 ? (unsigned)got : 0);
+    if (got > 0) {
+        dgram->refused = 0;
+        post_datagrams(dgram, batch, headers, got);
+        if ((unsigned)got < room && !dgram->careful) {
+            dgram->readable = false;
+        }
+    }
+    else if (got == -EAGAIN || got == 0) {
+        dgram->readable = dgram->careful = false;
+    }
+    else {
+        fnet_batch_push(batch, &dgram->source, FNET_WHAT_ERROR, got);
+        dgram->careful = true; /* datagrams may wait behind it */
+        if (++dgram->refused >= MAX_REFUSED) {
+            dgram->readable = false;
+        }
+    }
+    return true;
+}
+
+static bool
+dgram_ready(fnet_shard *shard, fnet_source *source, fnet_batch *batch)
+{
+    fnet_dgram *dgram = dgram_of(source);
+
+    if (dgram->nerrors > 0) {
+        fnet_batch_push(batch, source, FNET_WHAT_ERROR, 0);
+    }
+    if (dgram->stuck || is_low(dgram)) {
+        if (fnet_batch_full(batch)) {
+            return true;
+        }
+        fnet_batch_push(batch, source, FNET_WHAT_OUTPUT, dgram->stuck);
+        dgram->notify = dgram->notify && !is_low(dgram);
+        dgram->stuck = false;
+    }
+    if (!dgram->wanted || !dgram->readable) {
+        return false;
+    }
+    if (fnet_batch_full(batch) || !receive(dgram, batch)) {
+        return true;
+    }
+    return dgram->readable;
+}
+
+static const fnet_source_ops dgram_ops = {
+    .kind = FNET_KIND_DGRAM,
+    .event = dgram_event,
+    .ready = dgram_ready,
+    .flush = dgram_flush,
+};
+
+/* -- the layer above ------------------------------------------------------ */
+
+int
+fnet_dgram_attach(fnet_dgram *dgram, fnet_shard *shard, int fd, void *owner,
+                  unsigned flags, uint32_t overhead)
+{
+    *dgram = (fnet_dgram){.shard = shard,
+                          .flags = flags,
+                          .overhead = overhead,
+                          .writable = true};
+    fnet_source_init(&dgram->source, &dgram_ops, owner);
+    fnet_chain_init(&dgram->out);
+    dgram->sent_turn = UINT64_MAX;
+    if ((flags & FNET_DGRAM_UDP) != 0) {
+        dgram->segment_max = RUN_BYTES;
+    }
+    return fnet_poller_attach(&shard->poller, &dgram->source, fd,
+                              wanted_events(dgram));
+}
+
+void
+fnet_dgram_detach(fnet_dgram *dgram, bool closing)
+{
+    fnet_shard *shard = dgram->shard;
+
+    fnet_lock_acquire(&shard->output);
+    drop_locked(dgram);
+    fnet_free(dgram->queue);
+    dgram->queue = NULL;
+    dgram->capacity = 0;
+    fnet_poller_detach(&shard->poller, &dgram->source, closing);
+    fnet_lock_release(&shard->output);
+}
+
+void
+fnet_dgram_want(fnet_dgram *dgram, bool wanted)
+{
+    fnet_shard *shard = dgram->shard;
+
+    dgram->wanted = wanted;
+    if (!wanted) {
+        return;
+    }
+    dgram->quiet = 0;
+    /* The prompter may be asking for an edge of room at this moment. */
+    fnet_lock_acquire(&shard->output);
+    uint32_t events = wanted_events(dgram);
+    if (dgram->source.events != events) {
+        (void)fnet_poller_modify(&shard->poller, &dgram->source, events);
+    }
+    fnet_lock_release(&shard->output);
+    if (dgram->readable) {
+        fnet_shard_make_ready(shard, &dgram->source);
+    }
+}
+
+/* -EAGAIN: is to be queued. */
+static int
+send_at_once_locked(fnet_dgram *dgram, const fnet_piece *piece,
+                    const void *addr, socklen_t addr_len)
+{
+    fnet_shard *shard = dgram->shard;
+    struct iovec iov = {.iov_base = (void *)(uintptr_t)piece->data,
+                        .iov_len = piece->len};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_name = (void *)(uintptr_t)addr,
+                         .msg_namelen = addr_len};
+
+    if (addr_len == 0) {
+        msg.msg_name = NULL;
+    }
+    shard->stats.sends++;
+    dgram->sent_turn = shard->turn;
+    ssize_t sent = fnet_sys_sendmsg(dgram->source.fd, &msg);
+    if (sent == -EAGAIN) {
+        wait_for_room_locked(dgram);
+    }
+    if (sent < 0) {
+        return (int)sent;
+    }
+    shard->stats.bytes_sent += (uint64_t)sent;
+    return 0;
+}
+
+/* True if the datagram is to be sent without waiting for company. */
+static bool
+goes_at_once(const fnet_dgram *dgram, const fnet_piece *piece, bool company)
+{
+    const fnet_shard *shard = dgram->shard;
+
+    if (!dgram->writable || dgram->count > 0) {
+        return false;
+    }
+    return piece->len >= FNET_SEND_COPY || shard->late || !shard->defer ||
+           (shard->eager && !company && dgram->sent_turn != shard->turn);
+}
+
+/* After queueing: leaves it to the pass, or sends if it is much or if nobody
+ * may wait. */
+static void
+settle_locked(fnet_dgram *dgram)
+{
+    fnet_shard *shard = dgram->shard;
+
+    if (dgram->writable &&
+        (dgram->count >= FNET_DGRAM_CALL || shard->late || !shard->defer ||
+         dgram->out.bytes >= FNET_SEND_NOW)) {
+        flush_locked(dgram);
+    }
+    if (has_report(dgram)) {
+        fnet_shard_make_ready(shard, &dgram->source);
+    }
+    if (dgram->count > 0 && dgram->writable) {
+        fnet_shard_defer_locked(shard, &dgram->source);
+    }
+}
+
+ssize_t
+fnet_dgram_send(fnet_dgram *dgram, fnet_piece *piece, const void *addr,
+                socklen_t addr_len, bool company)
+{
+    fnet_shard *shard = dgram->shard;
+    int rc = -EAGAIN;
+
+    piece->kept = false;
+    fnet_lock_acquire(&shard->output);
+    shard->stats.writes++;
+    if (goes_at_once(dgram, piece, company)) {
+        rc = send_at_once_locked(dgram, piece, addr, addr_len);
+    }
+    if (rc == -EAGAIN) {
+        rc = piece->len > UINT32_MAX
+                 ? -EMSGSIZE
+                 : queue_locked(dgram, piece, addr, addr_len);
+        settle_locked(dgram);
+    }
+    ssize_t left = rc < 0 ? rc : (ssize_t)waiting(dgram);
+    fnet_lock_release(&shard->output);
+    return left;
+}
+
+uint32_t
+fnet_dgram_flush(fnet_dgram *dgram, size_t *bytes)
+{
+    fnet_shard *shard = dgram->shard;
+
+    fnet_lock_acquire(&shard->output);
+    if (dgram->writable && dgram->count > 0) {
+        flush_locked(dgram);
+        if (has_report(dgram)) {
+            fnet_shard_make_ready(shard, &dgram->source);
+        }
+        if (dgram->count == 0 || !dgram->writable) {
+            fnet_list_remove(&dgram->source.dirty);
+        }
+    }
+    uint32_t left = dgram->count;
+    if (bytes != NULL) {
+        *bytes = waiting(dgram);
+    }
+    fnet_lock_release(&shard->output);
+    return left;
+}
+
+void
+fnet_dgram_retry(fnet_dgram *dgram)
+{
+    fnet_lock_acquire(&dgram->shard->output);
+    dgram->writable = true;
+    fnet_lock_release(&dgram->shard->output);
+    (void)fnet_dgram_flush(dgram, NULL);
+}
+
+int
+fnet_dgram_take_error(fnet_dgram *dgram)
+{
+    fnet_shard *shard = dgram->shard;
+    int error = 0;
+
+    fnet_lock_acquire(&shard->output);
+    if (dgram->nerrors > 0) {
+        error = dgram->errors[0];
+        dgram->nerrors--;
+        memmove(dgram->errors, dgram->errors + 1,
+                dgram->nerrors * sizeof(dgram->errors[0]));
+        if (dgram->count > 0 && dgram->writable) {
+            fnet_shard_defer_locked(shard, &dgram->source);
+        }
+    }
+    fnet_lock_release(&shard->output);
+    return error;
+}
+
+void
+fnet_dgram_notify(fnet_dgram *dgram, size_t low)
+{
+    fnet_shard *shard = dgram->shard;
+
+    fnet_lock_acquire(&shard->output);
+    dgram->notify = true;
+    dgram->low = low;
+    if (has_report(dgram)) {
+        fnet_shard_make_ready(shard, &dgram->source);
+    }
+    fnet_lock_release(&shard->output);
+}
+
+void
+fnet_dgram_drop(fnet_dgram *dgram)
+{
+    fnet_lock_acquire(&dgram->shard->output);
+    drop_locked(dgram);
+    fnet_lock_release(&dgram->shard->output);
+}
