@@ -64,6 +64,8 @@ typedef struct fnet_dgram {
     bool careful;    /* an error may wait behind a call that got fewer */
     uint8_t quiet;   /* events in a row that nobody wanted */
     uint8_t refused; /* errors in a row */
+    uint8_t streak;  /* reads in a row that got several */
+    bool hot;        /* out of the epoll set, read in every pass */
 
     /* guarded by shard->output */
     fnet_chain out;
