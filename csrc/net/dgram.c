@@ -1,290 +1,19 @@
 #include "net/dgram.h"
 
-#include "base/mem.h"
-
 #include <errno.h>
-#include <netinet/udp.h>
 #include <string.h>
 
-#ifndef UDP_SEGMENT /* Linux 4.18; the headers of old C libraries lack it */
-#define UDP_SEGMENT 103
-#endif
-
-/* Pieces of memory for one call: a datagram that was copied may stand in two
- * blocks, a very large one in many. */
-#define MAX_IOVECS 256
-/* The kernel cuts a run into at most so many, of at most so many bytes. */
-#define RUN_MAX 64
-#define RUN_BYTES ((uint32_t)60 * 1024)
 /* Errors of a socket in a row, without a datagram between them, after which
  * an event must come before it is read again. */
 #define MAX_REFUSED 16
 /* Reads in a row that got several datagrams, after which the socket leaves the
  * epoll set until a read gets none: see heat(). */
 #define HOT_STREAK 8
-/* A ring that has grown beyond this is freed when it is empty. */
-#define QUEUE_KEEP 256
 
 static fnet_dgram *
 dgram_of(fnet_source *source)
 {
     return fnet_container_of(source, fnet_dgram, source);
-}
-
-/* -- the queue, with the lock held ---------------------------------------- */
-
-static fnet_dgram_entry *
-entry_at(const fnet_dgram *dgram, uint32_t index)
-{
-    return &dgram->queue[(dgram->head + index) & (dgram->capacity - 1)];
-}
-
-static void *
-address_of(fnet_dgram_entry *entry)
-{
-    return entry->addr_len <= sizeof(entry->addr.bytes) ? entry->addr.bytes
-                                                        : entry->addr.large;
-}
-
-static void
-forget_address(fnet_dgram_entry *entry)
-{
-    if (entry->addr_len > sizeof(entry->addr.bytes)) {
-        fnet_free(entry->addr.large);
-    }
-}
-
-static int
-grow_queue(fnet_dgram *dgram)
-{
-    uint32_t capacity = dgram->capacity == 0 ? 16 : dgram->capacity * 2;
-    fnet_dgram_entry *queue = fnet_malloc(capacity * sizeof(*queue));
-
-    if (queue == NULL) {
-        return -ENOMEM;
-    }
-    for (uint32_t i = 0; i < dgram->count; i++) {
-        queue[i] = *entry_at(dgram, i);
-    }
-    fnet_free(dgram->queue);
-    dgram->queue = queue;
-    dgram->capacity = capacity;
-    dgram->head = 0;
-    return 0;
-}
-
-static size_t
-waiting(const fnet_dgram *dgram)
-{
-    return dgram->out.bytes + (size_t)dgram->count * dgram->overhead;
-}
-
-static int
-queue_locked(fnet_dgram *dgram, fnet_piece *piece, const void *addr,
-             socklen_t addr_len)
-{
-    fnet_cache *cache = dgram->shard->cache;
-    fnet_dgram_entry entry = {.len = (uint32_t)piece->len,
-                              .addr_len = addr_len};
-    int rc = 0;
-
-    if (dgram->count == dgram->capacity && grow_queue(dgram) < 0) {
-        return -ENOMEM;
-    }
-    if (addr_len > sizeof(entry.addr.bytes)) {
-        entry.addr.large = fnet_malloc(addr_len);
-        if (entry.addr.large == NULL) {
-            return -ENOMEM;
-        }
-    }
-    if (addr_len > 0) {
-        memcpy(address_of(&entry), addr, addr_len);
-    }
-    if (piece->len == 0) {
-        /* Nothing in the chain. */
-    }
-    else if (piece->foreign == NULL || piece->len <= FNET_COPY_MAX) {
-        rc = fnet_chain_copy(&dgram->out, cache, piece->data, piece->len);
-    }
-    else {
-        rc = fnet_chain_ref(&dgram->out, cache, piece->data, piece->len,
-                            piece->foreign);
-        piece->kept = rc == 0;
-    }
-    if (rc < 0) {
-        forget_address(&entry);
-        return rc;
-    }
-    *entry_at(dgram, dgram->count++) = entry;
-    return 0;
-}
-
-/* Takes the first `n` datagrams off. */
-static void
-consume_locked(fnet_dgram *dgram, uint32_t n)
-{
-    size_t bytes = 0;
-
-    for (uint32_t i = 0; i < n; i++) {
-        fnet_dgram_entry *entry = entry_at(dgram, i);
-        bytes += entry->len;
-        forget_address(entry);
-    }
-    dgram->head = (dgram->head + n) & (dgram->capacity - 1);
-    dgram->count -= n;
-    dgram->single -= n < dgram->single ? n : dgram->single;
-    if (bytes > 0) {
-        fnet_chain_consume(&dgram->out, dgram->shard->cache, bytes,
-                           &dgram->shard->spent);
-    }
-    if (dgram->count == 0 && dgram->capacity > QUEUE_KEEP) {
-        fnet_free(dgram->queue);
-        dgram->queue = NULL;
-        dgram->capacity = dgram->head = 0;
-    }
-}
-
-static void
-drop_locked(fnet_dgram *dgram)
-{
-    if (dgram->count > 0) {
-        consume_locked(dgram, dgram->count);
-    }
-    fnet_assert(fnet_chain_empty(&dgram->out));
-    fnet_list_remove(&dgram->source.dirty);
-}
-
-/* -- one call ------------------------------------------------------------- */
-
-/* What one sendmmsg() is given. */
-typedef struct call {
-    struct mmsghdr headers[FNET_DGRAM_CALL];
-    struct iovec iov[MAX_IOVECS];
-    union {
-        struct cmsghdr header;
-        char bytes[CMSG_SPACE(sizeof(uint16_t))];
-    } control[FNET_DGRAM_CALL];
-    uint8_t datagrams[FNET_DGRAM_CALL]; /* in each message */
-    unsigned count;
-    unsigned iovecs;
-    /* where the next datagram's bytes begin */
-    const fnet_seg *seg;
-    size_t offset;
-} call;
-
-/* Adds pieces of the chain to the message, the last of the call: false if
- * there is no room for them. */
-static bool
-add_bytes(call *c, struct msghdr *msg, size_t len)
-{
-    while (len > 0) {
-        if (c->offset == c->seg->len) {
-            c->seg = c->seg->next;
-            c->offset = 0;
-        }
-        const char *data = c->seg->data + c->offset;
-        size_t n = c->seg->len - c->offset;
-        if (n > len) {
-            n = len;
-        }
-        struct iovec *last =
-            msg->msg_iovlen > 0 ? &msg->msg_iov[msg->msg_iovlen - 1] : NULL;
-        if (last != NULL && (char *)last->iov_base + last->iov_len == data) {
-            last->iov_len += n;
-        }
-        else if (c->iovecs == MAX_IOVECS) {
-            return false;
-        }
-        else {
-            c->iov[c->iovecs++] = (struct iovec){
-                .iov_base = (void *)(uintptr_t)data, .iov_len = n};
-            msg->msg_iovlen++;
-        }
-        c->offset += n;
-        len -= n;
-    }
-    return true;
-}
-
-/* How many datagrams from the index on can be sent as one: all are as long as
- * the first, to the same address; the last one may be shorter. */
-static unsigned
-run_length(const fnet_dgram *dgram, uint32_t index)
-{
-    fnet_dgram_entry *first = entry_at(dgram, index);
-    uint32_t bytes = first->len;
-    unsigned n = 1;
-
-    if (first->len == 0 || first->len > dgram->segment_max ||
-        index < dgram->single || first->addr_len > sizeof(first->addr.bytes)) {
-        return 1;
-    }
-    while (n < RUN_MAX && index + n < dgram->count) {
-        fnet_dgram_entry *entry = entry_at(dgram, index + n);
-        bytes += entry->len;
-        if (entry->len == 0 || entry->len > first->len || bytes > RUN_BYTES ||
-            entry->addr_len != first->addr_len ||
-            memcmp(entry->addr.bytes, first->addr.bytes, first->addr_len) !=
-                0) {
-            break;
-        }
-        n++;
-        if (entry->len < first->len) {
-            break;
-        }
-    }
-    return n;
-}
-
-static void
-ask_for_cuts(call *c, uint32_t len)
-{
-    struct msghdr *msg = &c->headers[c->count].msg_hdr;
-    uint16_t size = (uint16_t)len;
-
-    memset(&c->control[c->count], 0, sizeof(c->control[c->count]));
-    msg->msg_control = &c->control[c->count];
-    msg->msg_controllen = sizeof(c->control[c->count]);
-    struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg);
-    cmsg->cmsg_level = IPPROTO_UDP;
-    cmsg->cmsg_type = UDP_SEGMENT;
-    cmsg->cmsg_len = CMSG_LEN(sizeof(size));
-    memcpy(CMSG_DATA(cmsg), &size, sizeof(size));
-}
-
-/* Fills the call from the queue.  A first datagram in too many pieces leaves
- * it empty. */
-static void
-fill(call *c, const fnet_dgram *dgram)
-{
-    uint32_t index = 0;
-
-    c->count = c->iovecs = 0;
-    c->seg = dgram->out.head;
-    c->offset = 0;
-    while (c->count < FNET_DGRAM_CALL && index < dgram->count) {
-        fnet_dgram_entry *entry = entry_at(dgram, index);
-        struct msghdr *msg = &c->headers[c->count].msg_hdr;
-        unsigned n = run_length(dgram, index);
-        size_t bytes = 0;
-
-        for (unsigned i = 0; i < n; i++) {
-            bytes += entry_at(dgram, index + i)->len;
-        }
-        *msg = (struct msghdr){.msg_iov = &c->iov[c->iovecs],
-                               .msg_namelen = entry->addr_len};
-        if (entry->addr_len > 0) {
-            msg->msg_name = address_of(entry);
-        }
-        if (!add_bytes(c, msg, bytes)) {
-            break;
-        }
-        if (n > 1) {
-            ask_for_cuts(c, entry->len);
-        }
-        c->datagrams[c->count++] = (uint8_t)n;
-        index += n;
-    }
 }
 
 /* -- output, with the lock held ------------------------------------------- */
@@ -307,66 +36,45 @@ wait_for_room_locked(fnet_dgram *dgram)
     }
 }
 
-/* The first message of the call could not be sent. */
-static void
-note_failure_locked(fnet_dgram *dgram, unsigned datagrams, int error)
-{
-    uint32_t len = entry_at(dgram, 0)->len;
-
-    if (datagrams > 1 && (error == -EINVAL || error == -EMSGSIZE)) {
-        /* Longer than what the way to there takes in one packet: alone it is
-         * fragmented. */
-        dgram->segment_max = len - 1;
-    }
-    else if (datagrams > 1 && (error == -EIO || error == -EOPNOTSUPP)) {
-        dgram->segment_max = 0; /* the device computes no checksums */
-    }
-    else if (datagrams > 1 && (error == -ENOBUFS || error == -ENOMEM)) {
-        dgram->single = datagrams;
-    }
-    else {
-        dgram->errors[dgram->nerrors++] = error;
-        consume_locked(dgram, 1);
-    }
-}
-
 static void
 flush_locked(fnet_dgram *dgram)
 {
     fnet_shard *shard = dgram->shard;
-    call c;
 
-    while (dgram->writable && dgram->count > 0 &&
+    while (dgram->writable && dgram->out.count > 0 &&
            dgram->nerrors < FNET_DGRAM_ERRORS) {
-        int sent = -EMSGSIZE;
-        fill(&c, dgram);
-        if (c.count > 0) {
-            shard->stats.sends++;
-            sent = fnet_sys_sendmmsg(dgram->source.fd, c.headers, c.count);
-        }
+        size_t before = dgram->out.chain.bytes;
+        shard->stats.sends++;
+        int sent = fnet_outbox_send(&dgram->out, dgram->source.fd,
+                                    shard->cache, &shard->spent);
         if (sent == -EAGAIN) {
             wait_for_room_locked(dgram);
         }
         else if (sent < 0) {
-            note_failure_locked(dgram, c.count > 0 ? c.datagrams[0] : 1, sent);
+            dgram->errors[dgram->nerrors++] = sent;
         }
         else {
-            uint32_t n = 0;
-            size_t before = dgram->out.bytes;
-            for (int i = 0; i < sent; i++) {
-                n += c.datagrams[i];
-            }
-            consume_locked(dgram, n);
-            shard->stats.bytes_sent += before - dgram->out.bytes;
+            shard->stats.bytes_sent += before - dgram->out.chain.bytes;
         }
     }
+}
+
+static void
+drop_locked(fnet_dgram *dgram)
+{
+    if (dgram->out.count > 0) {
+        fnet_outbox_consume(&dgram->out, dgram->shard->cache, dgram->out.count,
+                            &dgram->shard->spent);
+    }
+    fnet_list_remove(&dgram->source.dirty);
 }
 
 static bool
 is_low(const fnet_dgram *dgram)
 {
-    return dgram->notify && (dgram->low == 0 ? dgram->count == 0
-                                             : waiting(dgram) <= dgram->low);
+    return dgram->notify &&
+           (dgram->low == 0 ? dgram->out.count == 0
+                            : fnet_outbox_bytes(&dgram->out) <= dgram->low);
 }
 
 static bool
@@ -614,16 +322,10 @@ int
 fnet_dgram_attach(fnet_dgram *dgram, fnet_shard *shard, int fd, void *owner,
                   unsigned flags, uint32_t overhead)
 {
-    *dgram = (fnet_dgram){.shard = shard,
-                          .flags = flags,
-                          .overhead = overhead,
-                          .writable = true};
+    *dgram = (fnet_dgram){.shard = shard, .flags = flags, .writable = true};
     fnet_source_init(&dgram->source, &dgram_ops, owner);
-    fnet_chain_init(&dgram->out);
+    fnet_outbox_init(&dgram->out, (flags & FNET_DGRAM_UDP) != 0, overhead);
     dgram->sent_turn = UINT64_MAX;
-    if ((flags & FNET_DGRAM_UDP) != 0) {
-        dgram->segment_max = RUN_BYTES;
-    }
     return fnet_poller_attach(&shard->poller, &dgram->source, fd,
                               wanted_events(dgram));
 }
@@ -634,10 +336,7 @@ fnet_dgram_detach(fnet_dgram *dgram, bool closing)
     fnet_shard *shard = dgram->shard;
 
     fnet_lock_acquire(&shard->output);
-    drop_locked(dgram);
-    fnet_free(dgram->queue);
-    dgram->queue = NULL;
-    dgram->capacity = 0;
+    fnet_outbox_fini(&dgram->out, shard->cache, &shard->spent);
     fnet_poller_detach(&shard->poller, &dgram->source, closing);
     fnet_lock_release(&shard->output);
 }
@@ -700,7 +399,7 @@ goes_at_once(const fnet_dgram *dgram, const fnet_piece *piece, bool company)
 {
     const fnet_shard *shard = dgram->shard;
 
-    if (!dgram->writable || dgram->count > 0) {
+    if (!dgram->writable || dgram->out.count > 0) {
         return false;
     }
     return piece->len >= FNET_SEND_COPY || shard->late || !shard->defer ||
@@ -715,14 +414,14 @@ settle_locked(fnet_dgram *dgram)
     fnet_shard *shard = dgram->shard;
 
     if (dgram->writable &&
-        (dgram->count >= FNET_DGRAM_CALL || shard->late || !shard->defer ||
-         dgram->out.bytes >= FNET_SEND_NOW)) {
+        (dgram->out.count >= FNET_OUTBOX_CALL || shard->late ||
+         !shard->defer || dgram->out.chain.bytes >= FNET_SEND_NOW)) {
         flush_locked(dgram);
     }
     if (has_report(dgram)) {
         fnet_shard_make_ready(shard, &dgram->source);
     }
-    if (dgram->count > 0 && dgram->writable) {
+    if (dgram->out.count > 0 && dgram->writable) {
         fnet_shard_defer_locked(shard, &dgram->source);
     }
 }
@@ -741,12 +440,11 @@ fnet_dgram_send(fnet_dgram *dgram, fnet_piece *piece, const void *addr,
         rc = send_at_once_locked(dgram, piece, addr, addr_len);
     }
     if (rc == -EAGAIN) {
-        rc = piece->len > UINT32_MAX
-                 ? -EMSGSIZE
-                 : queue_locked(dgram, piece, addr, addr_len);
+        rc =
+            fnet_outbox_push(&dgram->out, shard->cache, piece, addr, addr_len);
         settle_locked(dgram);
     }
-    ssize_t left = rc < 0 ? rc : (ssize_t)waiting(dgram);
+    ssize_t left = rc < 0 ? rc : (ssize_t)fnet_outbox_bytes(&dgram->out);
     fnet_lock_release(&shard->output);
     return left;
 }
@@ -757,18 +455,18 @@ fnet_dgram_flush(fnet_dgram *dgram, size_t *bytes)
     fnet_shard *shard = dgram->shard;
 
     fnet_lock_acquire(&shard->output);
-    if (dgram->writable && dgram->count > 0) {
+    if (dgram->writable && dgram->out.count > 0) {
         flush_locked(dgram);
         if (has_report(dgram)) {
             fnet_shard_make_ready(shard, &dgram->source);
         }
-        if (dgram->count == 0 || !dgram->writable) {
+        if (dgram->out.count == 0 || !dgram->writable) {
             fnet_list_remove(&dgram->source.dirty);
         }
     }
-    uint32_t left = dgram->count;
+    uint32_t left = dgram->out.count;
     if (bytes != NULL) {
-        *bytes = waiting(dgram);
+        *bytes = fnet_outbox_bytes(&dgram->out);
     }
     fnet_lock_release(&shard->output);
     return left;
@@ -795,7 +493,7 @@ fnet_dgram_take_error(fnet_dgram *dgram)
         dgram->nerrors--;
         memmove(dgram->errors, dgram->errors + 1,
                 dgram->nerrors * sizeof(dgram->errors[0]));
-        if (dgram->count > 0 && dgram->writable) {
+        if (dgram->out.count > 0 && dgram->writable) {
             fnet_shard_defer_locked(shard, &dgram->source);
         }
     }

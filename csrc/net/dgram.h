@@ -7,10 +7,8 @@
  *
  * Writing: a datagram is sent at once where the shard says so (an eager or a
  * late turn) or if it is large, else it is left to the next pass, which sends
- * those of a turn with one call.  Runs of equal length to one address go
- * through the network stack as one piece, which the kernel cuts up again
- * (UDP_SEGMENT): boundaries are always kept.  A datagram that cannot be sent
- * is dropped and its error kept; ERROR with result 0 says that there are such,
+ * those of a turn with one call (outbox.h).  A datagram that cannot be sent is
+ * dropped and its error kept; ERROR with result 0 says that there are such,
  * see fnet_dgram_take_error().
  *
  * Memory is the caller's; so is the descriptor: it is closed by the caller
@@ -20,14 +18,10 @@
 #define FNET_NET_DGRAM_H
 
 #include "base/base.h"
-#include "cache/buf.h"
+#include "net/outbox.h"
 #include "net/stream.h"
 #include "poll/shard.h"
 
-#include <netinet/in.h>
-
-/* So many are sent with one call, and no more are left to the pass. */
-#define FNET_DGRAM_CALL 64
 /* Errors kept for the layer above; sending waits until it has taken them. */
 #define FNET_DGRAM_ERRORS 8
 
@@ -39,23 +33,12 @@ enum fnet_dgram_flags {
     FNET_DGRAM_NO_EDGE = 4,
 };
 
-/* A datagram that waits: its bytes stand in the chain. */
-typedef struct fnet_dgram_entry {
-    uint32_t len;
-    socklen_t addr_len; /* 0: the address that the socket is connected to */
-    union {
-        unsigned char bytes[sizeof(struct sockaddr_in6)];
-        void *large; /* allocated, where it is longer than that */
-    } addr;
-} fnet_dgram_entry;
-
 typedef struct fnet_dgram {
     fnet_source source;
     fnet_shard *shard;
 
     /* constant after attach */
     unsigned flags;
-    uint32_t overhead; /* bytes that each datagram counts beside its own */
 
     /* owner (the pass; the loop's thread between passes) */
     uint32_t usual;  /* bytes of a datagram, lately */
@@ -68,11 +51,7 @@ typedef struct fnet_dgram {
     bool hot;        /* out of the epoll set, read in every pass */
 
     /* guarded by shard->output */
-    fnet_chain out;
-    fnet_dgram_entry *queue; /* a ring; its capacity a power of two, or 0 */
-    uint32_t head, count, capacity;
-    uint32_t segment_max; /* longest datagram to be sent in runs, 0: none */
-    uint32_t single;      /* so many at the head are not sent in a run */
+    fnet_outbox out;
     int errors[FNET_DGRAM_ERRORS];
     unsigned nerrors;
     bool writable; /* the last send did not say EAGAIN */
@@ -84,8 +63,9 @@ typedef struct fnet_dgram {
 
 #define FNET_KIND_DGRAM 4
 
-/* Registers the bound or connected, non-blocking socket; input is not wanted
- * yet.  0, or a negative errno with nothing done. */
+/* Registers the non-blocking socket; input is not wanted yet; `overhead` are
+ * bytes that each waiting datagram counts beside its own.  0, or a negative
+ * errno with nothing done. */
 FNET_MUST_CHECK int fnet_dgram_attach(fnet_dgram *dgram, fnet_shard *shard,
                                       int fd, void *owner, unsigned flags,
                                       uint32_t overhead);
