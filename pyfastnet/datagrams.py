@@ -93,15 +93,39 @@ class Datagrams(BaseLoop):
         protocol factory raises, the socket is closed at once, unless it was
         given as `sock`.
 
-        The loop's own thread only, as everything of the transport.  Differs
-        from asyncio in that sendto() of an empty datagram sends one before
-        Python 3.13 too.
+        The loop's own thread only, as everything of the transport.  Before
+        Python 3.13 asyncio takes no raw sockets, and its sendto() sends no
+        empty datagrams; here it is as from 3.13 on.
         """
         factory = _Factory(protocol_factory, sock is None)
+        if sock is not None and sock.type == socket.SOCK_RAW:
+            transport = await self._raw_endpoint(
+                factory, sock, [local_addr, remote_addr, *kwargs.values()]
+            )
+            return transport, factory.protocol
         transport, _ = await super().create_datagram_endpoint(
             lambda: factory, local_addr, remote_addr, sock=sock, **kwargs
         )
         return transport, factory.protocol
+
+    async def _raw_endpoint(
+        self, factory: _Factory, sock: socket.socket, others: list[Any]
+    ) -> Any:
+        # asyncio takes raw sockets from 3.13 on.
+        if any(others):
+            raise ValueError(
+                "socket modifier keyword arguments can not be used when sock "
+                "is specified."
+            )
+        sock.setblocking(False)
+        waiter = self.create_future()
+        transport = self._make_datagram_transport(sock, factory, None, waiter)
+        try:
+            await waiter
+        except BaseException:
+            transport.close()
+            raise
+        return transport
 
     def _make_datagram_transport(
         self,
