@@ -64,8 +64,10 @@ async def endpoint(loop, factory=Endpoint, **options):
 
 def drained(sock):
     """All that waits in the socket, without waiting for more."""
-    data = []
+    data, timeout = [], sock.gettimeout()
+    sock.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:
-            data.append(sock.recv(1 << 17, socket.MSG_DONTWAIT))
+            data.append(sock.recv(1 << 17))
+    sock.settimeout(timeout)
     return data
