@@ -142,11 +142,12 @@ def resolve_address(sock: socket.socket, address: Any) -> Any:
     elif host == "<broadcast>":
         host = "255.255.255.255"
     found = socket.getaddrinfo(host, None, sock.family, socket.SOCK_DGRAM)
-    resolved = found[0][4]
+    resolved: Any = found[0][4]
     if sock.family == socket.AF_INET:
         return (resolved[0], operator.index(port))
     flow, scope = (*rest, 0, 0)[:2]
-    return (resolved[0].partition("%")[0], operator.index(port), flow, scope or resolved[3])
+    host = resolved[0].partition("%")[0]
+    return (host, operator.index(port), flow, scope or resolved[3])
 
 
 def accept_failed(loop: Any, exc: BaseException) -> None:

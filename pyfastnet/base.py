@@ -44,7 +44,7 @@ else:
 
 
 class BaseLoop(_Base):
-    # asyncio's datagram transports enter themselves here, by descriptor; the
+    # asyncio's transports for pipes and rare kinds of sockets enter themselves here, by descriptor; the
     # core looks here too before it lets anybody watch one.
     _transports: "weakref.WeakValueDictionary[int, Any]"
 

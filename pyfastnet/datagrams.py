@@ -70,7 +70,7 @@ class _Factory:
 
 
 class Datagrams(BaseLoop):
-    async def create_datagram_endpoint(  # type: ignore[override]
+    async def create_datagram_endpoint(
         self,
         protocol_factory: Callable[[], Any],
         local_addr: Any = None,
@@ -104,7 +104,11 @@ class Datagrams(BaseLoop):
             )
             return transport, factory.protocol
         transport, _ = await super().create_datagram_endpoint(
-            lambda: factory, local_addr, remote_addr, sock=sock, **kwargs
+            lambda: factory,  # type: ignore[type-var]
+            local_addr,
+            remote_addr,
+            sock=sock,
+            **kwargs,
         )
         return transport, factory.protocol
 

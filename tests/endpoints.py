@@ -58,7 +58,8 @@ async def endpoint(loop, factory=Endpoint, **options):
     try:
         yield transport, protocol, transport.get_extra_info("sockname")
     finally:
-        transport.abort()
+        if "lost" not in protocol.calls:
+            transport.abort()
         await protocol.lost()
 
 

@@ -244,7 +244,7 @@ async def test_names_that_nobody_has(loop):
 
 # -- Unix -------------------------------------------------------------------
 async def test_abstract_names(loop):
-    name = "\0pyfastnet-test-%d" % os.getpid()
+    name = f"\0pyfastnet-test-{os.getpid()}"
     async with (
         endpoint(loop, local_addr=name, family=socket.AF_UNIX) as (_, server, own),
         endpoint(loop, remote_addr=name, family=socket.AF_UNIX) as (client, _, _),
