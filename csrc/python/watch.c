@@ -54,7 +54,7 @@ fnet_fileno(module_state *state, PyObject *fdobj)
     return (int)fd;
 }
 
-/* asyncio's own transports (datagrams, pipes) stand in loop._transports. */
+/* asyncio's own transports (pipes, rare sockets) stand in loop._transports. */
 static int
 check_foreign_transports(LoopObject *loop, int fd, PyObject *fdobj)
 {
