@@ -6,7 +6,7 @@ families whose addresses it knows, and asyncio's for the others.
 """
 
 import socket
-from asyncio import constants, selector_events, trsock
+from asyncio import constants, selector_events, transports, trsock
 from asyncio.log import logger
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,9 @@ _NATIVE_FAMILIES = (
 _NATIVE_TYPES = (socket.SOCK_DGRAM, socket.SOCK_RAW)
 
 
-class ForeignDatagramTransport(_Selector):  # type: ignore[misc]
+class ForeignDatagramTransport(  # type: ignore[misc]
+    _Selector, transports.DatagramTransport
+):
     """For families that the core does not know (packet, CAN, Bluetooth, ...):
     the socket module sends and receives."""
 

@@ -582,3 +582,61 @@ async def test_nothing_grows(loop, peer):
     gc.collect()
     assert fd_count() == before[0]
     assert len(gc.get_objects()) - before[1] < 60
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_leaving_the_loop_with_kept_ones(new_loop, kind):
+    """While those are delivered that had come before a pause."""
+    loop = new_loop()
+
+    class Leaving(Endpoint):
+        def datagram_received(self, data, address):
+            super().datagram_received(data, address)
+            if len(self.got) == 1:
+                self.transport.pause_reading()
+            if len(self.got) == 5:
+                raise kind
+
+    with udp_socket() as peer:
+        transport, protocol = loop.run_until_complete(
+            loop.create_datagram_endpoint(Leaving, local_addr=("127.0.0.1", 0))
+        )
+        feed(peer, transport.get_extra_info("sockname"), 20)
+        loop.run_until_complete(protocol.received(1))
+        transport.resume_reading()
+        with pytest.raises(kind):
+            loop.run_until_complete(asyncio.sleep(5))
+        loop.run_until_complete(protocol.received(20))
+        assert numbers(protocol) == list(range(20))
+        transport.abort()
+        loop.run_until_complete(protocol.lost())
+
+
+def test_leaving_the_loop_while_it_closes(new_loop):
+    """From error_received(), called by close() or by the loop before it."""
+    loop = new_loop()
+
+    class Leaving(Endpoint):
+        def error_received(self, exc):
+            super().error_received(exc)
+            raise KeyboardInterrupt
+
+    async def send_and_close():
+        for _ in range(3):
+            transport.sendto(bytes(66_000), own)
+        transport.close()
+
+    transport, protocol = loop.run_until_complete(
+        loop.create_datagram_endpoint(Leaving, local_addr=("127.0.0.1", 0))
+    )
+    own = transport.get_extra_info("sockname")
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(send_and_close())
+    transport.close()
+    for _ in range(5):
+        try:
+            loop.run_until_complete(protocol.lost())
+        except KeyboardInterrupt:
+            continue
+        break
+    assert protocol.calls == ["made", "lost"]

@@ -249,6 +249,14 @@ fnet_sys_set_int(int fd, int level, int option, int value)
 }
 
 int
+fnet_sys_get_int(int fd, int level, int option)
+{
+    int value = 0;
+    socklen_t len = sizeof(value);
+    return getsockopt(fd, level, option, &value, &len) < 0 ? -errno : value;
+}
+
+int
 fnet_sys_take_error(int fd)
 {
     int error = 0;

@@ -46,6 +46,8 @@ void fnet_sys_forget_pwait2(bool forget);
 void fnet_sys_close(int fd);
 int fnet_sys_shutdown(int fd, int how);
 int fnet_sys_set_int(int fd, int level, int option, int value);
+/* An option that is an int and not negative, or a negative errno. */
+int fnet_sys_get_int(int fd, int level, int option);
 /* SO_ERROR, taken: 0 or a negative errno. */
 int fnet_sys_take_error(int fd);
 

@@ -324,7 +324,8 @@ fnet_dgram_attach(fnet_dgram *dgram, fnet_shard *shard, int fd, void *owner,
 {
     *dgram = (fnet_dgram){.shard = shard, .flags = flags, .writable = true};
     fnet_source_init(&dgram->source, &dgram_ops, owner);
-    fnet_outbox_init(&dgram->out, (flags & FNET_DGRAM_UDP) != 0, overhead);
+    fnet_outbox_init(&dgram->out, (flags & FNET_DGRAM_UDP) != 0 ? fd : -1,
+                     overhead);
     dgram->sent_turn = UINT64_MAX;
     return fnet_poller_attach(&shard->poller, &dgram->source, fd,
                               wanted_events(dgram));

@@ -62,8 +62,12 @@ grow(fnet_outbox *outbox)
 }
 
 void
-fnet_outbox_init(fnet_outbox *outbox, bool runs, uint32_t overhead)
+fnet_outbox_init(fnet_outbox *outbox, int udp, uint32_t overhead)
 {
+    /* A kernel that does not know the option ignores what a message says of
+     * it, and would send a run as one datagram. */
+    bool runs =
+        udp >= 0 && fnet_sys_get_int(udp, IPPROTO_UDP, UDP_SEGMENT) >= 0;
     *outbox = (fnet_outbox){.overhead = overhead,
                             .segment_max = runs ? RUN_BYTES : 0};
     fnet_chain_init(&outbox->chain);

@@ -37,8 +37,8 @@ typedef struct fnet_outbox {
     uint32_t overhead;    /* bytes that each counts beside its own */
 } fnet_outbox;
 
-/* `runs`: a UDP socket's, which knows UDP_SEGMENT. */
-void fnet_outbox_init(fnet_outbox *outbox, bool runs, uint32_t overhead);
+/* `udp`: the UDP socket that it is for, else -1: no runs. */
+void fnet_outbox_init(fnet_outbox *outbox, int udp, uint32_t overhead);
 /* Takes everything off, and frees. */
 void fnet_outbox_fini(fnet_outbox *outbox, fnet_cache *cache,
                       fnet_chain *spent);

@@ -21,7 +21,7 @@ allocate(LoopObject *loop)
         self->loop = (LoopObject *)Py_NewRef((PyObject *)loop);
         self->high = FNET_HIGH_WATER;
         self->low = FNET_HIGH_WATER / 4;
-        self->retry_delay = 0.001;
+        self->retry_delay = FNET_RETRY_FIRST;
         self->fd = -1;
     }
     return self;
@@ -368,22 +368,21 @@ close_gently(DatagramObject *self)
     fnet_dgram_want(&self->dgram, false);
     Py_CLEAR(self->held);
     uint32_t left;
+    int reported;
     do {
         /* asyncio would have told of errors when it was told to send. */
         left = fnet_dgram_flush(&self->dgram, NULL);
-        if (fnet_datagram_report_errors(self) < 0) {
-            return -1;
-        }
+        reported = fnet_datagram_report_errors(self);
         if (!self->attached || self->conn_lost != 0) {
-            return 0; /* error_received() has aborted it */
+            return reported < 0 ? -1 : 0; /* error_received() has aborted it */
         }
-    } while (left > 0 && self->dgram.writable);
-    if (left == 0) {
-        self->conn_lost++;
-        return fnet_datagram_schedule_lost(self, NULL);
+    } while (left > 0 && reported > 0);
+    if (left > 0 || reported < 0) {
+        fnet_dgram_notify(&self->dgram, 0); /* goes on in on_output() */
+        return reported < 0 ? -1 : 0;
     }
-    fnet_dgram_notify(&self->dgram, 0);
-    return 0;
+    self->conn_lost++;
+    return fnet_datagram_schedule_lost(self, NULL);
 }
 
 /* connection_lost(), and everything is let go of.  What the protocol raises
@@ -510,15 +509,9 @@ datagram_resume_reading(DatagramObject *self, PyObject *unused)
     self->paused = false;
     if (self->held != NULL) {
         /* In a turn of its own: never from within this call. */
-        PyObject *method = PyObject_GetAttr(
-            (PyObject *)self, self->loop->state->str__deliver_held);
-        int rc = fnet_loop_call_soon(self->loop, method, NULL, 0, NULL);
-        Py_XDECREF(method);
-        if (rc < 0) {
-            return NULL;
-        }
+        return none_or_error(fnet_datagram_schedule_held(self));
     }
-    else if (self->started) {
+    if (self->started) {
         fnet_dgram_want(&self->dgram, true);
     }
     Py_RETURN_NONE;

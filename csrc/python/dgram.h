@@ -17,6 +17,10 @@
 #define FNET_DGRAM_OVERHEAD 0
 #endif
 
+/* Seconds to the first of the attempts to send where the kernel does not tell
+ * of room. */
+#define FNET_RETRY_FIRST 0.001
+
 /* Address objects by address: a tuple costs more than all else that is made
  * for a datagram, and most come from those that have sent before. */
 typedef struct fnet_names_entry {
@@ -71,11 +75,13 @@ int fnet_datagram_schedule_lost(DatagramObject *self, PyObject *exc);
 /* Calls a method of the protocol in the transport's context, with NULL or one
  * argument; exceptions are reported.  -1: one that must propagate. */
 int fnet_datagram_call(DatagramObject *self, PyObject *name, PyObject *arg);
-/* The errors of datagrams that could not be sent, for error_received(). */
+/* The errors of datagrams that could not be sent, for error_received(): how
+ * many; -1: an exception that must propagate. */
 int fnet_datagram_report_errors(DatagramObject *self);
 int fnet_datagram_maybe_pause(DatagramObject *self);
 PyObject *fnet_datagram_sendto(DatagramObject *self, PyObject *const *args,
                                Py_ssize_t nargs, PyObject *kwnames);
+int fnet_datagram_schedule_held(DatagramObject *self);
 PyObject *fnet_datagram_deliver_held(DatagramObject *self, PyObject *unused);
 PyObject *fnet_datagram_retry(DatagramObject *self, PyObject *unused);
 

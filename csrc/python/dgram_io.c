@@ -8,8 +8,7 @@
 
 /* As asyncio: so many sends on a lost endpoint are silent. */
 #define SENDS_BEFORE_WARNING 5
-/* Between two attempts where the kernel does not tell of room. */
-#define RETRY_FIRST 0.001
+/* At most between two attempts where the kernel does not tell of room. */
 #define RETRY_MAX 0.05
 
 /* -- calling the protocol ----------------------------------------------- */
@@ -69,15 +68,16 @@ error_received(DatagramObject *self, int error)
 int
 fnet_datagram_report_errors(DatagramObject *self)
 {
-    int error;
+    int error, count = 0;
 
     while (self->attached &&
            (error = fnet_dgram_take_error(&self->dgram)) != 0) {
         if (error_received(self, error) < 0) {
             return -1;
         }
+        count++;
     }
-    return 0;
+    return count;
 }
 
 /* -- delivering --------------------------------------------------------- */
@@ -165,8 +165,12 @@ static int
 deliver_run(DatagramObject *self, fnet_completion *item)
 {
     PyObject *context = Py_NewRef(self->context);
-    int rc = PyContext_Enter(context);
+    bool entered = PyContext_Enter(context) == 0;
+    int rc = 0;
 
+    if (!entered) {
+        PyErr_Clear();
+    }
     self->company = item->result > 1;
     while (rc == 0 && item->result > 0) {
         const struct mmsghdr *header = item->data;
@@ -175,18 +179,29 @@ deliver_run(DatagramObject *self, fnet_completion *item)
         rc = deliver_received(self, header);
     }
     self->company = false;
-    if (rc < 0) {
-        PyObject *exc = fnet_err_take();
-        (void)PyContext_Exit(context);
+    PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
+    if (entered && PyContext_Exit(context) < 0) {
+        PyErr_Clear();
+    }
+    if (exc != NULL) {
         fnet_err_restore(exc);
         if (item->result > 0) {
             self->loop->batch_next--;
         }
     }
-    else if (PyContext_Exit(context) < 0) {
-        rc = -1;
-    }
     Py_DECREF(context);
+    return rc;
+}
+
+/* deliver_held() in a turn of its own. */
+int
+fnet_datagram_schedule_held(DatagramObject *self)
+{
+    PyObject *method = PyObject_GetAttr((PyObject *)self,
+                                        self->loop->state->str__deliver_held);
+    int rc = fnet_loop_call_soon(self->loop, method, NULL, 0, NULL);
+
+    Py_XDECREF(method);
     return rc;
 }
 
@@ -234,6 +249,10 @@ fnet_datagram_deliver_held(DatagramObject *self, PyObject *unused)
         fnet_dgram_want(&self->dgram, true);
     }
     if (exc != NULL) {
+        if (self->held != NULL && !self->paused && !self->closing &&
+            fnet_datagram_schedule_held(self) < 0) {
+            PyErr_Clear();
+        }
         fnet_err_restore(exc);
         return NULL;
     }
@@ -323,7 +342,11 @@ PyObject *
 fnet_datagram_retry(DatagramObject *self, PyObject *unused)
 {
     if (self->attached && self->conn_lost == 0) {
+        uint32_t before = fnet_dgram_flush(&self->dgram, NULL);
         fnet_dgram_retry(&self->dgram);
+        if (fnet_dgram_flush(&self->dgram, NULL) < before) {
+            self->retry_delay = FNET_RETRY_FIRST;
+        }
     }
     Py_RETURN_NONE;
 }
@@ -354,6 +377,7 @@ on_output(DatagramObject *self, bool stuck)
     }
     if (self->closing) {
         if (fnet_datagram_report_errors(self) < 0) {
+            fnet_dgram_notify(&self->dgram, 0); /* to come here again */
             return -1;
         }
         if (!self->attached || self->conn_lost != 0) {
@@ -381,7 +405,7 @@ fnet_datagram_deliver(PyObject *object, fnet_completion *item)
         return on_output(self, item->result != 0);
     default:
         if (item->result == 0) {
-            return fnet_datagram_report_errors(self);
+            return fnet_datagram_report_errors(self) < 0 ? -1 : 0;
         }
         return self->conn_lost != 0 || self->closing
                    ? 0
