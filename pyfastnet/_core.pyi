@@ -70,6 +70,26 @@ class Transport(asyncio.Transport):
     def _reset_empty_waiter(self) -> None: ...
     def _force_close(self, exc: BaseException | None) -> None: ...
 
+class DatagramTransport(asyncio.DatagramTransport, asyncio.Transport):
+    """A UDP, Unix, netlink or raw transport; made by
+    Loop._make_datagram_endpoint(), never directly."""
+
+    # What asyncio's own code, its tests and uvloop's look at.
+    _address: Any
+    _closing: bool
+    _conn_lost: int
+    _loop: Any
+    _paused: bool
+    _protocol: Any
+    _sock: socket | None
+    _sock_fd: int
+    def _start(self, waiter: Any) -> None: ...
+    def _retry(self) -> None:
+        """Tries again to send to a queue that was full."""
+    def _deliver_held(self) -> None: ...
+    def _call_connection_lost(self, exc: BaseException | None) -> None: ...
+    def _force_close(self, exc: BaseException | None) -> None: ...
+
 class Loop:
     """The hot half of EventLoop; the cold half is pyfastnet.loop."""
 
@@ -177,6 +197,17 @@ class Loop:
         extra: dict[str, Any] | None = None,
         server: Any = None,
     ) -> Transport: ...
+    def _make_datagram_endpoint(
+        self,
+        sock: socket,
+        protocol: Any,
+        address: Any,
+        waiter: Any,
+        extra: dict[str, Any],
+        kind: tuple[int, int, int],
+    ) -> DatagramTransport:
+        """`address`: the only one that sendto() takes, or None; `extra`: what
+        get_extra_info() answers; `kind`: the socket's family, type, proto."""
     def _listen(
         self,
         sock: socket,

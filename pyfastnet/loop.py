@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from . import _core
 from ._limits import cache_limit as chosen_cache_limit
+from .datagrams import Datagrams
 from .processes import Subprocesses
 from .server import Servers
 from .signals import Signals
@@ -16,12 +17,14 @@ from .unix import Unix
 if TYPE_CHECKING:
 
     class _Parts(  # type: ignore[misc]
-        Signals, Servers, Sockets, Unix, Subprocesses
+        Signals, Servers, Sockets, Datagrams, Unix, Subprocesses
     ):
         pass
 else:
 
-    class _Parts(_core.Loop, Signals, Servers, Sockets, Unix, Subprocesses):
+    class _Parts(
+        _core.Loop, Signals, Servers, Sockets, Datagrams, Unix, Subprocesses
+    ):
         pass
 
 

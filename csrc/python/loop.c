@@ -212,6 +212,7 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->nfds = 64;
     fnet_heap_init(&self->timers);
     fnet_list_init(&self->transports);
+    fnet_list_init(&self->datagrams);
     fnet_list_init(&self->holds);
     self->ring = PyMem_New(HandleObject *, FNET_RING_START);
     self->fds = PyMem_Calloc(self->nfds, sizeof(PyObject *));
@@ -287,6 +288,7 @@ drop_descriptors(LoopObject *self)
     while ((node = self->transports.next) != &self->transports) {
         fnet_transport_abandon(fnet_container_of(node, TransportObject, link));
     }
+    fnet_datagrams_abandon(self);
     for (size_t fd = 0; fd < self->nfds; fd++) {
         PyObject *object = self->fds[fd];
         self->fds[fd] = NULL;
@@ -461,11 +463,12 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     for (size_t fd = 0; fd < self->nfds && self->fds != NULL; fd++) {
         PyObject *object = self->fds[fd];
         if (object != NULL &&
-            !Py_IS_TYPE(object, self->state->transport_type)) {
+            !Py_IS_TYPE(object, self->state->transport_type) &&
+            !Py_IS_TYPE(object, self->state->datagram_type)) {
             Py_VISIT(object);
         }
     }
-    return 0;
+    return fnet_datagrams_traverse(self, visit, arg);
 }
 
 static int
@@ -632,6 +635,8 @@ static PyMethodDef loop_methods[] = {
     {"_make_socket_transport",
      (PyCFunction)(void (*)(void))fnet_make_socket_transport,
      METH_VARARGS | METH_KEYWORDS, NULL},
+    {"_make_datagram_endpoint", (PyCFunction)fnet_make_datagram_transport,
+     METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

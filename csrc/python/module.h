@@ -37,6 +37,7 @@ typedef struct module_state {
     PyTypeObject *timer_type;
     PyTypeObject *loop_type;
     PyTypeObject *transport_type;
+    PyTypeObject *datagram_type;
     PyTypeObject *listener_type;
     PyTypeObject *watch_type;
     PyTypeObject *sockop_type;
@@ -63,7 +64,8 @@ typedef struct module_state {
         *str_gettimeout, *str_family, *str__transports, *str_get,
         *str_is_closing, *str__io_refs, *str__decref_socketios, *str_socket,
         *str_sockname, *str_peername, *str__deliver_held, *str__start,
-        *str__call_connection_lost;
+        *str__call_connection_lost, *str_datagram_received,
+        *str_error_received, *str_sendto;
     bool contexts_known; /* see context.c */
 #if FNET_FREELISTS
     /* Empty handles and timers, chained by their `loop`. */
@@ -240,6 +242,7 @@ struct LoopObject {
                        `owned`, transports from themselves) */
     size_t nfds;
     fnet_list transports; /* attached ones, each a reference */
+    fnet_list datagrams;  /* the same */
     fnet_list holds;      /* socket operations that keep their socket open */
     int signal_pipe[2];
     WatchObject *signal_watch;
@@ -445,6 +448,20 @@ int fnet_transport_learn_names(TransportObject *transport);
 void fnet_transport_keep_names(TransportObject *transport);
 PyObject *fnet_transport_deliver_held(TransportObject *transport,
                                       PyObject *unused);
+
+/* Arguments of set_write_buffer_limits(). */
+int fnet_parse_water_marks(PyObject *args, PyObject *kwargs, size_t *high,
+                           size_t *low);
+
+/* dgram.c, dgram_io.c, dgram_addr.c; see dgram.h */
+extern PyType_Spec fnet_datagram_spec;
+PyObject *fnet_make_datagram_transport(LoopObject *loop, PyObject *args);
+int fnet_datagram_deliver(PyObject *transport, fnet_completion *item);
+/* True: of a datagram transport that is not closing. */
+bool fnet_datagram_uses_fd(PyObject *transport);
+/* The loop is closed and lets go of its datagram transports. */
+void fnet_datagrams_abandon(LoopObject *loop);
+int fnet_datagrams_traverse(LoopObject *loop, visitproc visit, void *arg);
 
 /* server.c */
 extern PyType_Spec fnet_listener_spec, fnet_connset_spec;

@@ -11,6 +11,7 @@
 #include "python/context.h"
 
 #include "base/clock.h"
+#include "net/dgram.h"
 
 #include <errno.h>
 
@@ -428,6 +429,9 @@ deliver_one(LoopObject *self, const fnet_batch *batch, fnet_completion *item)
     case FNET_KIND_WATCH:
         rc = fnet_watch_deliver((WatchObject *)owner, item);
         break;
+    case FNET_KIND_DGRAM:
+        rc = fnet_datagram_deliver(owner, item);
+        break;
     default:
         fnet_panic("turn: a source of kind %d", source->ops->kind);
     }
@@ -443,8 +447,9 @@ deliver_in_debug(LoopObject *self, const fnet_batch *batch,
     fnet_source *source = fnet_poller_lookup(&batch->shard->poller, item->tag);
     PyObject *owner = source == NULL ? NULL : source->owner;
 
-    if (source != NULL && source->ops->kind == FNET_KIND_WATCH) {
-        /* Its handles tell themselves. */
+    if (source != NULL && (source->ops->kind == FNET_KIND_WATCH ||
+                           source->ops->kind == FNET_KIND_DGRAM)) {
+        /* These tell themselves. */
         return deliver_one(self, batch, item);
     }
     int64_t begin = fnet_clock_ns();
