@@ -53,10 +53,9 @@ def new_event_loop(
 ) -> EventLoop:
     """Makes an event loop; any thread may.
 
-    `shards` is the upper bound for the threads that do the loop's I/O: None
-    (then PYFASTNET_SHARDS, a number or `auto`, else as many as pay) or 1 to
-    64.  More than one is accepted but not used yet.  Raises TypeError or
-    ValueError for anything else.
+    `shards` is the number of threads that do the loop's I/O, 1 to 64; None
+    leaves it to PYFASTNET_SHARDS (a number or `auto`), else to what pays: see
+    EventLoop.  Raises TypeError or ValueError for anything else.
 
     `cache_limit` bounds the free buffers that the loop keeps, in bytes: None
     (then PYFASTNET_CACHE_LIMIT, else 64 MiB) or at least 256 KiB.

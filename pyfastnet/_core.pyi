@@ -8,6 +8,10 @@ from typing import Any
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
+def usable_cpus() -> int:
+    """CPUs that this process may use: its affinity and its control group's
+    quota, rounded up."""
+
 class Handle:
     """asyncio.Handle in C (`isinstance(h, asyncio.Handle)` holds)."""
 
@@ -71,7 +75,7 @@ class Loop:
     slow_callback_duration: float
     _current_handle: Any
 
-    def __init__(self, *, shards: int | None = None) -> None: ...
+    def __init__(self, *, shards: int = 1, adaptive: bool = False) -> None: ...
     # -- scheduling -------------------------------------------------------
     def call_soon(
         self,
@@ -117,7 +121,7 @@ class Loop:
     def _before_fork(self) -> None:
         """Sends what was written and stops the core's thread."""
     def _after_fork_in_parent(self) -> None:
-        """Starts the core's threads again."""
+        """After os.fork(): the workers go on."""
     def _after_fork(self) -> None:
         """In a child: closes the child's copies; the loop is unusable."""
     def _write_to_self(self) -> None:

@@ -32,11 +32,13 @@ class EventLoop(_Parts):
     asyncio.AbstractEventLoop, with the arguments, errors and meaning that it
     has in asyncio of the same Python version.
 
-    `shards` is the upper bound for the threads that may do the I/O of this
-    loop, its own included: None (as many as pay) or 1 to 64.  More than one
-    is accepted but not used yet.  Where it is None, PYFASTNET_SHARDS in the
-    environment (a number or `auto`) may give it.  Raises TypeError or
-    ValueError for anything else.
+    `shards` is the number of threads that do the I/O of this loop, its own
+    included, 1 to 64: connections are spread over them, and those beyond the
+    first are started when they are needed.  None: what PYFASTNET_SHARDS in
+    the environment says (a number or `auto`); else as they pay, at most 8,
+    with 4 usable CPUs and more, and 1 with fewer.  `auto` is as they pay
+    wherever there are two CPUs.  Raises TypeError or ValueError for anything
+    else; a wrong variable warns.
 
     `cache_limit` bounds the free buffers that the loop keeps for its I/O, in
     bytes, over all its threads: None (then PYFASTNET_CACHE_LIMIT, a number

@@ -613,7 +613,15 @@ fnet_stream_notify_room(fnet_stream *stream)
     fnet_shard_lock(shard);
     stream->notify_room = true;
     stream->writable = false;
-    rearm_output_locked(stream);
+    if (fnet_shard_lent(shard)) {
+        /* The worker may have had the edge since; this brings it again if
+         * there is room. */
+        (void)fnet_poller_modify(&shard->poller, &stream->source,
+                                 stream->source.events | (uint32_t)EPOLLOUT);
+    }
+    else {
+        rearm_output_locked(stream);
+    }
     fnet_shard_unlock(shard);
 }
 

@@ -1,5 +1,7 @@
 #include "net/watch.h"
 
+#include <stdatomic.h>
+
 /* Events that nobody waited for before a kept registration is switched off:
  * with a reader that sleeps between its reads each costs a wake-up. */
 #define QUIET_EVENTS 2
@@ -108,7 +110,10 @@ set_locked(fnet_watch *watch, int fd, uint32_t levels, uint32_t waits)
             fnet_shard_detach_locked(shard, &watch->source, false);
         }
     }
-    else if (watch->source.events != events) {
+    else if (watch->source.events != events ||
+             (fnet_shard_lent(shard) && (waits & ~watch->waits) != 0)) {
+        /* Lent: the worker may have had the edge between the call that said
+         * EAGAIN and now.  This brings it again if the condition holds. */
         rc = fnet_poller_modify(&shard->poller, &watch->source, events);
     }
     if (rc == 0) {
@@ -159,6 +164,23 @@ fnet_watch_refresh(fnet_watch *watch)
         watch->muted = false;
     }
     fnet_shard_unlock(shard);
+}
+
+uint64_t
+fnet_watch_sequence(fnet_watch *watch)
+{
+    fnet_shard *shard = watch->shard;
+    uint64_t sequence = 0;
+
+    fnet_shard_lock(shard);
+    if (fnet_shard_lent(shard)) {
+        /* A worker that sleeps has nothing in its batch yet. */
+        bool asleep = atomic_load_explicit(&shard->poller.asleep,
+                                           memory_order_relaxed) != 0;
+        sequence = shard->sequence - (asleep ? 1 : 0);
+    }
+    fnet_shard_unlock(shard);
+    return sequence;
 }
 
 void

@@ -42,6 +42,9 @@ void fnet_watch_detach(fnet_watch *watch);
 void fnet_watch_forget(fnet_watch *watch, bool taken_over);
 /* The number may be another file's by now: registers it again. */
 void fnet_watch_refresh(fnet_watch *watch);
+/* Of the last batch that a worker has put something into, or may be about to;
+ * 0 at home.  What batches up to it bring may have happened before. */
+uint64_t fnet_watch_sequence(fnet_watch *watch);
 /* What was reported has been delivered, as far as the watch is still there. */
 void fnet_watch_taken(fnet_watch *watch);
 

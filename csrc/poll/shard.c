@@ -92,13 +92,19 @@ begin_op(fnet_shard *shard, fnet_source *source)
 }
 
 static inline void
-end_op(fnet_shard *shard)
+tell_idle(fnet_shard *shard)
 {
-    shard->busy = NULL;
     if (FNET_UNLIKELY(shard->busy_awaited)) {
         shard->busy_awaited = false;
         fnet_cond_broadcast(&shard->idle);
     }
+}
+
+static inline void
+end_op(fnet_shard *shard)
+{
+    shard->busy = NULL;
+    tell_idle(shard);
 }
 
 static bool
@@ -250,6 +256,12 @@ fnet_shard_flush(fnet_shard *shard)
     if (!fnet_shard_lent(shard)) {
         fnet_shard_flush_locked(shard);
     }
+    while (fnet_shard_lent(shard) &&
+           (shard->flushing || !fnet_list_empty(&shard->dirty))) {
+        shard->busy_awaited = true;
+        fnet_poller_wake_any(&shard->poller);
+        fnet_cond_wait(&shard->idle, &shard->output);
+    }
     fnet_lock_release(&shard->output);
 }
 
@@ -386,7 +398,10 @@ fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch)
 
     shard->stats.passes++;
     shard->starved = batch == NULL;
+    shard->flushing = true;
     fnet_shard_flush_locked(shard);
+    shard->flushing = false;
+    tell_idle(shard);
     bool sleep = !has_work_locked(shard);
     if (sleep) {
         fnet_shard_prepare_sleep(shard);

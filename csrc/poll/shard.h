@@ -115,6 +115,7 @@ struct fnet_shard {
 
     /* guarded by output: lent */
     fnet_source *busy; /* whose op has left the shard */
+    bool flushing;     /* a worker's pass sends what was dirty */
     bool busy_awaited;
     fnet_cond idle;    /* nobody is busy any more */
     fnet_list gated;   /* with work, but their last batch is not back */
@@ -151,7 +152,8 @@ int fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline);
 /* The loop's thread tells, once the pass is over, whether the turn that
  * begins has so little to do that a first write() may go at once. */
 void fnet_shard_begin_turn(fnet_shard *shard, bool eager);
-/* Sends all pending output.  Between passes. */
+/* Sends all pending output, as far as the sockets take it; while the shard is
+ * lent, waits until its worker, whose thread runs, has.  Between passes. */
 void fnet_shard_flush(fnet_shard *shard);
 
 /* -- lent ----------------------------------------------------------------- */

@@ -281,6 +281,14 @@ fnet_shardset_wake_any(fnet_shardset *set)
 /* -- threads -------------------------------------------------------------- */
 
 void
+fnet_shardset_flush(fnet_shardset *set)
+{
+    for (unsigned i = 0; i < set->count; i++) {
+        fnet_shard_flush(set->members[i].shard);
+    }
+}
+
+void
 fnet_shardset_stop(fnet_shardset *set)
 {
     for (unsigned i = 0; i < set->count; i++) {

@@ -71,6 +71,8 @@ void fnet_shardset_prepare_sleep(fnet_shardset *set);
 /* Makes the loop's sleep end.  Any thread. */
 void fnet_shardset_wake_any(fnet_shardset *set);
 
+/* fnet_shard_flush() of each. */
+void fnet_shardset_flush(fnet_shardset *set);
 /* All threads end; what is lent stays so until start. */
 void fnet_shardset_stop(fnet_shardset *set);
 void fnet_shardset_start(fnet_shardset *set);

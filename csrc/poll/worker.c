@@ -47,6 +47,7 @@ heed_locked(fnet_worker *worker)
     }
     if (shard->recall && fnet_shard_lent(shard)) {
         shard->phase = FNET_PHASE_TURN;
+        fnet_cond_broadcast(&shard->idle);
         return true;
     }
     return false;

@@ -209,6 +209,7 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->state = state;
     self->thread_id = Py_NewRef(Py_None);
     self->slow_callback_duration = 0.1;
+    self->schedstat = -1;
     self->signal_pipe[0] = self->signal_pipe[1] = -1;
     self->ring_mask = RING_START - 1;
     self->nfds = 64;
@@ -232,44 +233,24 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int
 loop_init(LoopObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"shards", NULL};
-    PyObject *shards = Py_None;
+    static char *names[] = {"shards", "adaptive", NULL};
+    int shards = 1, adaptive = 0;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O:Loop", names,
-                                     &shards)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$ip:Loop", names, &shards,
+                                     &adaptive)) {
         return -1;
     }
-    if (shards != Py_None) {
-        long n = PyLong_AsLong(shards);
-        if (n == -1 && PyErr_Occurred()) {
-            return -1;
-        }
-        if (n < 1 || n > FNET_SHARDS_MAX) {
-            PyErr_Format(PyExc_ValueError,
-                         "shards must be between 1 and 64, not %ld", n);
-            return -1;
-        }
-        self->set.limit = self->set.spread = (unsigned)n;
+    if (shards < 1 || shards > FNET_SHARDS_MAX) {
+        PyErr_Format(PyExc_ValueError,
+                     "shards must be between 1 and 64, not %d", shards);
+        return -1;
+    }
+    self->set.limit = (unsigned)shards;
+    self->set.spread = adaptive ? 1 : (unsigned)shards;
+    if (adaptive && self->home_mode == FNET_HOME_LOOP) {
+        self->home_mode = FNET_HOME_AUTO;
     }
     return 0;
-}
-
-fnet_shard *
-fnet_loop_pick_shard(LoopObject *self)
-{
-    fnet_shard *shard = fnet_shardset_pick(&self->set);
-
-    if (FNET_UNLIKELY(self->set.failed < 0) && !self->warned) {
-        self->warned = true;
-        if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
-                             "no thread for another shard (%s): the loop "
-                             "goes on with %u of %u",
-                             strerror(-self->set.failed), self->set.count,
-                             self->set.limit) < 0) {
-            PyErr_WriteUnraisable((PyObject *)self);
-        }
-    }
-    return shard;
 }
 
 /* Callbacks and timers go; what they free may schedule more. */
@@ -337,20 +318,6 @@ drop_batch(LoopObject *self)
     }
 }
 
-/* The threads end, and every shard is this thread's. */
-static void
-take_shards_over(LoopObject *self)
-{
-    fnet_shardset_stop(&self->set);
-    for (unsigned i = 0; i < self->set.count; i++) {
-        if (self->set.members[i].worker != NULL) {
-            fnet_worker_take_over(self->set.members[i].worker);
-        }
-    }
-    self->set.home_away = false;
-    self->set.failed = -ECANCELED; /* no more of them */
-}
-
 static void
 close_core(LoopObject *self)
 {
@@ -358,7 +325,7 @@ close_core(LoopObject *self)
         return;
     }
     self->core_closing = true; /* what is dropped may call back */
-    take_shards_over(self);
+    fnet_loop_take_shards_over(self);
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
@@ -394,7 +361,7 @@ static PyObject *
 loop_before_fork(LoopObject *self, PyObject *unused)
 {
     if (self->has_core && !self->forked) {
-        fnet_shard_flush(&self->home);
+        fnet_shardset_flush(&self->set);
         PyThreadState *tstate = PyEval_SaveThread();
         fnet_shardset_stop(&self->set);
         fnet_prompter_stop(self->prompter);

@@ -453,6 +453,7 @@ deliver(LoopObject *self, fnet_batch *batch)
 {
     while (batch->next < batch->count) {
         fnet_completion *item = &batch->items[batch->next++];
+        self->delivered++;
         int rc = FNET_UNLIKELY(self->debug)
                      ? deliver_in_debug(self, batch, item)
                      : deliver_one(self, batch, item);
@@ -463,11 +464,11 @@ deliver(LoopObject *self, fnet_batch *batch)
     return 0;
 }
 
-/* At most one batch of each shard in a turn, so that callbacks have theirs. */
+/* Delivers the one that was begun and the next `n`. */
 static int
-deliver_mail(LoopObject *self)
+deliver_mail(LoopObject *self, unsigned n)
 {
-    for (unsigned n = self->set.count; n > 0; n--) {
+    while (self->mail != NULL || n-- > 0) {
         if (self->mail == NULL) {
             self->mail = fnet_inbox_take(&self->set.inbox);
         }
@@ -483,31 +484,6 @@ deliver_mail(LoopObject *self)
         if (fnet_shard_return_batch(shard, batch)) {
             offer_landings(shard);
         }
-    }
-    return 0;
-}
-
-/* Home's token changes hands between two turns, when everything of its last
- * pass is delivered. */
-static FNET_COLD int
-move_home(LoopObject *self)
-{
-    fnet_shardset *set = &self->set;
-
-    if (self->recalling && fnet_shardset_regain_home(set)) {
-        self->recalling = false;
-        self->flips++;
-    }
-    else if (!set->home_away && !self->stopping) {
-        fnet_shard_begin_turn(&self->home, false);
-        if (fnet_shardset_lend_home(set) < 0) {
-            self->home_mode = FNET_HOME_LOOP;
-        }
-    }
-    else if (self->home_mode == FNET_HOME_FLIPS && !self->recalling &&
-             (self->turns * UINT64_C(0x9E3779B97F4A7C15) >> 61) == 0) {
-        self->recalling = true;
-        fnet_shardset_recall_home(set);
     }
     return 0;
 }
@@ -536,7 +512,7 @@ turn(LoopObject *self)
         return fnet_loop_check(self);
     }
     if (FNET_UNLIKELY(self->home_mode != FNET_HOME_LOOP) && !resumed) {
-        move_home(self);
+        fnet_loop_see_to_home(self);
     }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);
@@ -549,15 +525,22 @@ turn(LoopObject *self)
         return -1;
     }
     size_t due = self->ring_count - ready;
-    size_t coming = self->batch.count - self->batch.next;
-    coming += 2 * fnet_inbox_count(&self->set.inbox);
+    /* What is in the inbox now came before the callbacks that this turn will
+     * add; what comes during it is for the next one, as what a poll of the
+     * loop's own would find.  And not too much at a time, so that callbacks
+     * have their turns. */
+    unsigned mail = fnet_inbox_count(&self->set.inbox);
+    if (FNET_UNLIKELY(mail > self->set.count)) {
+        mail = self->set.count;
+    }
+    size_t coming = self->batch.count - self->batch.next + 2 * (size_t)mail;
     bool eager = ready + due + coming <= 1;
     if (FNET_LIKELY(!self->set.home_away) &&
         (self->home.phase != FNET_PHASE_TURN || eager != self->home.eager)) {
         fnet_shard_begin_turn(&self->home, eager);
     }
     if (run_handles(self, ready) < 0 || deliver(self, &self->batch) < 0 ||
-        deliver_mail(self) < 0) {
+        deliver_mail(self, mail) < 0) {
         return -1;
     }
     return run_handles(self, due);
@@ -578,13 +561,15 @@ run(LoopObject *self, bool once)
 
     self->in_turn = true;
     self->last_pass = 0; /* the first turn looks for events */
+    fnet_loop_begin_adapting(self);
     do {
         rc = turn(self);
     } while (rc == 0 && !once && !self->stopping);
     PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
+    fnet_loop_end_adapting(self);
     if (self->has_core) {
         fnet_shard_begin_turn(&self->home, true);
-        fnet_shard_flush(&self->home);
+        fnet_shardset_flush(&self->set);
         fnet_loop_drop_all_spent(self);
     }
     self->in_turn = false;
