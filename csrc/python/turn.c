@@ -124,17 +124,17 @@ offer_landings(fnet_shard *shard)
 void
 fnet_loop_drop_landings(fnet_shard *shard)
 {
-    PyObject *owners[FNET_LANDINGS];
+    PyObject *owners[FNET_COUNTOF(shard->landings)];
 
     fnet_lock_acquire(&shard->output);
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    for (unsigned i = 0; i < FNET_COUNTOF(owners); i++) {
         owners[i] = shard->landings[i].owner;
         shard->landings[i].owner = NULL;
     }
     shard->landings_used = 0;
     shard->want_landings = false;
     fnet_lock_release(&shard->output);
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    for (unsigned i = 0; i < FNET_COUNTOF(owners); i++) {
         Py_XDECREF(owners[i]);
     }
 }
