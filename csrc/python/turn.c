@@ -8,9 +8,10 @@
  * which is asyncio's order.  What any of these adds waits for the next turn.
  * An exception that must leave run_forever() leaves the rest of the turn for
  * the next run. */
-#include "python/module.h"
+#include "python/context.h"
 
 #include "base/clock.h"
+#include "net/dgram.h"
 
 #include <errno.h>
 
@@ -42,11 +43,15 @@
  * (tests/test_fairness.py has the case). */
 #define GIL_INTERVAL (12 * FNET_MSEC)
 
-/* Memory is given back once the loop has been idle for IDLE_BEFORE_TRIM after
- * at least TRIM_BYTES were read and sent since the last time, at most once a
- * second. */
+/* Memory is given back after at least TRIM_BYTES were read and sent since the
+ * last time, at most once a second: once the loop has been idle for
+ * IDLE_BEFORE_TRIM, or has moved less than QUIET_BYTES in a second.  While
+ * there is more to do than that, the caches age: what a burst has left there
+ * and nobody has needed for a second goes. */
 #define IDLE_BEFORE_TRIM (200 * FNET_MSEC)
-#define TRIM_BYTES (UINT64_C(16) << 20)
+#define TRIM_BYTES (UINT64_C(2) << 20)
+#define QUIET_BYTES (UINT64_C(1) << 20)
+#define AGED_ENOUGH ((size_t)1 << 20) /* to ask the system to take it */
 
 /* -- what the core cannot do without Python ----------------------------- */
 
@@ -120,17 +125,17 @@ offer_landings(fnet_shard *shard)
 void
 fnet_loop_drop_landings(fnet_shard *shard)
 {
-    PyObject *owners[FNET_LANDINGS];
+    PyObject *owners[FNET_COUNTOF(shard->landings)];
 
     fnet_lock_acquire(&shard->output);
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    for (unsigned i = 0; i < FNET_COUNTOF(owners); i++) {
         owners[i] = shard->landings[i].owner;
         shard->landings[i].owner = NULL;
     }
     shard->landings_used = 0;
     shard->want_landings = false;
     fnet_lock_release(&shard->output);
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    for (unsigned i = 0; i < FNET_COUNTOF(owners); i++) {
         Py_XDECREF(owners[i]);
     }
 }
@@ -144,11 +149,11 @@ next_deadline(LoopObject *self)
         fnet_shardset_has_mail(&self->set)) {
         return FNET_NO_WAIT;
     }
+    FNET_LOCK(self);
     fnet_heap_node *first = fnet_heap_min(&self->timers);
-    if (first == NULL) {
-        return FNET_FOREVER;
-    }
-    return first->key <= 0 ? FNET_NO_WAIT : first->key;
+    int64_t key = first == NULL ? FNET_FOREVER : first->key;
+    FNET_UNLOCK(self);
+    return key <= 0 ? FNET_NO_WAIT : key;
 }
 
 /* What is buffered between a read and a send is freed by the send: both
@@ -170,10 +175,11 @@ bytes_moved(LoopObject *self)
 static bool
 trim_pending(LoopObject *self)
 {
-    return bytes_moved(self) - self->trim_mark >= TRIM_BYTES;
+    return bytes_moved(self) - self->trim_mark >= TRIM_BYTES ||
+           fnet_loop_ring_is_large(self);
 }
 
-/* The loop was idle after a lot of traffic. */
+/* The loop is idle, or nearly, after a lot of traffic; the batch is empty. */
 static FNET_COLD void
 give_memory_back(LoopObject *self)
 {
@@ -198,6 +204,37 @@ give_memory_back(LoopObject *self)
     }
     fnet_depot_trim_any(self->depot);
     fnet_prompter_trim(self->prompter);
+    fnet_loop_shrink_ring(self);
+}
+
+/* Once a second, before a pass. */
+static FNET_COLD void
+age_caches(LoopObject *self)
+{
+    uint64_t moved = bytes_moved(self);
+    bool quiet = moved - self->age_mark < QUIET_BYTES;
+
+    self->age_mark = moved;
+    self->age_time = self->now;
+    if (quiet && trim_pending(self)) {
+        give_memory_back(self);
+        return;
+    }
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_shard *shard = self->set.members[i].shard;
+        fnet_shard_lock(shard);
+        if (fnet_shard_lent(shard)) {
+            shard->age = true;
+        }
+        else {
+            fnet_cache_age(shard->read_cache);
+            fnet_cache_age(shard->cache);
+        }
+        fnet_shard_unlock(shard);
+    }
+    if (fnet_depot_age_any(self->depot) >= AGED_ENOUGH) {
+        fnet_prompter_trim(self->prompter);
+    }
 }
 
 /* A pass that does not give up the GIL, and so does not wait. */
@@ -225,8 +262,8 @@ pass_without_gil(LoopObject *self, int64_t deadline)
      * on, does so after this, and wakes the pass. */
     if (deadline != FNET_NO_WAIT) {
         fnet_shard_prepare_sleep(&self->home);
-        if (fnet_shardset_has_mail(&self->set)) {
-            deadline = FNET_NO_WAIT;
+        if (fnet_shardset_has_mail(&self->set) || fnet_loop_has_inbox(self)) {
+            deadline = FNET_NO_WAIT; /* its wake-up may have been before */
         }
     }
     self->passing = true;
@@ -250,6 +287,9 @@ wait_for_mail(LoopObject *self, int64_t deadline)
     fnet_loop_drop_all_spent(self);
     if (deadline != FNET_NO_WAIT) {
         fnet_shardset_prepare_sleep(&self->set);
+        if (fnet_loop_has_inbox(self)) {
+            deadline = FNET_NO_WAIT;
+        }
         self->passing = true;
         PyThreadState *tstate = PyEval_SaveThread();
         rc = fnet_shardset_wait(&self->set, deadline);
@@ -268,6 +308,9 @@ run_pass(LoopObject *self)
     bool trim = false;
     int rc = 0;
 
+    if (FNET_UNLIKELY(self->now - self->age_time >= FNET_SEC)) {
+        age_caches(self);
+    }
     if (FNET_LIKELY(!self->set.home_away) &&
         (shard->want_landings || shard->landings_used > 0)) {
         offer_landings(shard);
@@ -281,7 +324,7 @@ run_pass(LoopObject *self)
         rc = wait_for_mail(self, deadline);
         done = true;
     }
-    else if (FNET_UNLIKELY(self->keep_gil_until > self->now) ||
+    else if (FNET_UNLIKELY(FNET_HAS_GIL && self->keep_gil_until > self->now) ||
              (deadline == FNET_NO_WAIT &&
               self->now - self->gil_released < GIL_INTERVAL)) {
         rc = pass_with_gil(self, deadline);
@@ -308,17 +351,24 @@ run_pass(LoopObject *self)
 static int
 collect_due_timers(LoopObject *self)
 {
-    fnet_heap_node *node;
-
-    while ((node = fnet_heap_min(&self->timers)) != NULL &&
-           node->key <= self->now) {
-        fnet_heap_remove(&self->timers, node);
+    for (;;) {
+        FNET_LOCK(self);
+        fnet_heap_node *node = fnet_heap_min(&self->timers);
+        if (node != NULL && node->key <= self->now) {
+            fnet_heap_remove(&self->timers, node);
+        }
+        else {
+            node = NULL;
+        }
+        FNET_UNLOCK(self);
+        if (node == NULL) {
+            return 0;
+        }
         TimerObject *timer = fnet_container_of(node, TimerObject, node);
         if (fnet_loop_push(self, &timer->handle) < 0) {
             return -1;
         }
     }
-    return 0;
 }
 
 /* -- the turn ----------------------------------------------------------- */
@@ -330,8 +380,8 @@ run_handles(LoopObject *self, size_t n)
         HandleObject *handle = self->ring[self->ring_head];
         self->ring_head = (self->ring_head + 1) & self->ring_mask;
         self->ring_count--;
-        int rc = fnet_handle_run(self, handle);
-        fnet_handle_drop(handle);
+        int rc = fnet_handle_run_ready(self, handle);
+        fnet_context_settle(self);
         if (FNET_UNLIKELY(rc < 0)) {
             return -1;
         }
@@ -379,6 +429,9 @@ deliver_one(LoopObject *self, const fnet_batch *batch, fnet_completion *item)
     case FNET_KIND_WATCH:
         rc = fnet_watch_deliver((WatchObject *)owner, item);
         break;
+    case FNET_KIND_DGRAM:
+        rc = fnet_datagram_deliver(owner, item);
+        break;
     default:
         fnet_panic("turn: a source of kind %d", source->ops->kind);
     }
@@ -394,8 +447,9 @@ deliver_in_debug(LoopObject *self, const fnet_batch *batch,
     fnet_source *source = fnet_poller_lookup(&batch->shard->poller, item->tag);
     PyObject *owner = source == NULL ? NULL : source->owner;
 
-    if (source != NULL && source->ops->kind == FNET_KIND_WATCH) {
-        /* Its handles tell themselves. */
+    if (source != NULL && (source->ops->kind == FNET_KIND_WATCH ||
+                           source->ops->kind == FNET_KIND_DGRAM)) {
+        /* These tell themselves. */
         return deliver_one(self, batch, item);
     }
     int64_t begin = fnet_clock_ns();
@@ -414,12 +468,14 @@ deliver_in_debug(LoopObject *self, const fnet_batch *batch,
 static int
 deliver(LoopObject *self, fnet_batch *batch)
 {
+    self->delivering = batch;
     while (batch->next < batch->count) {
         fnet_completion *item = &batch->items[batch->next++];
         self->delivered++;
         int rc = FNET_UNLIKELY(self->debug)
                      ? deliver_in_debug(self, batch, item)
                      : deliver_one(self, batch, item);
+        fnet_context_settle(self);
         if (FNET_UNLIKELY(rc < 0)) {
             return -1;
         }
@@ -477,9 +533,15 @@ turn(LoopObject *self)
     if (FNET_UNLIKELY(self->home_mode != FNET_HOME_LOOP) && !resumed) {
         fnet_loop_see_to_home(self);
     }
+    if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
+        return -1;
+    }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);
         if (FNET_UNLIKELY(PyErr_CheckSignals() < 0)) {
+            return -1;
+        }
+        if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
             return -1;
         }
     }
@@ -509,20 +571,54 @@ turn(LoopObject *self)
     return run_handles(self, due);
 }
 
+/* The loop is this thread's from here on; false: it is another's. */
+static bool
+enter(LoopObject *self)
+{
+    bool entered = false;
+
+    FNET_LOCK(self);
+    if (!self->in_turn && !self->closed && !self->core_closing) {
+        self->in_turn = entered = true;
+#ifdef Py_GIL_DISABLED
+        atomic_store(&self->runner, (uintptr_t)pthread_self());
+#endif
+    }
+    FNET_UNLOCK(self);
+    return entered;
+}
+
+static void
+leave(LoopObject *self)
+{
+    fnet_context_settle(self);
+    if (!FNET_HAS_GIL) {
+        fnet_context_forget(self); /* owned by whoever runs the loop */
+    }
+    FNET_LOCK(self);
+    self->in_turn = false;
+#ifdef Py_GIL_DISABLED
+    atomic_store(&self->runner, 0);
+#endif
+    FNET_UNLOCK(self);
+}
+
 static PyObject *
 run(LoopObject *self, bool once)
 {
     if (fnet_loop_check(self) < 0) {
         return NULL;
     }
-    if (self->in_turn) {
+    if (!enter(self)) {
+        if (fnet_loop_check(self) < 0) {
+            return NULL; /* closed since */
+        }
         PyErr_SetString(PyExc_RuntimeError,
                         "This event loop is already running");
         return NULL;
     }
     int rc;
 
-    self->in_turn = true;
     self->last_pass = 0; /* the first turn looks for events */
     fnet_loop_begin_adapting(self);
     do {
@@ -535,7 +631,7 @@ run(LoopObject *self, bool once)
         fnet_shardset_flush(&self->set);
         fnet_loop_drop_all_spent(self);
     }
-    self->in_turn = false;
+    leave(self);
     if (exc != NULL) {
         fnet_err_restore(exc);
         return NULL;
