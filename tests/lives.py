@@ -366,7 +366,7 @@ def interrupted(chance):
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.001 + chance.random() * 0.003)
             signal.signal(signal.SIGALRM, signal.default_int_handler)
-            loop.run_until_complete(asyncio.sleep(LIMIT))
+            loop.run_until_complete(loop.create_future())
         except KeyboardInterrupt:
             pass
         if task.done():

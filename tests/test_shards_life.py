@@ -9,6 +9,8 @@ import sys
 import lives
 import pytest
 
+# The package is where this process has found it.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 PROGRAM = pathlib.Path(lives.__file__)
 TIMES = 8
 
@@ -24,6 +26,7 @@ def run(*arguments):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        env=ENVIRONMENT,
         timeout=55,
         check=False,
     )
@@ -60,6 +63,7 @@ def test_what_goes_wrong_is_told(tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            env=ENVIRONMENT,
             timeout=30,
             check=False,
         )
