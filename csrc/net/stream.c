@@ -32,10 +32,22 @@ static void
 rearm_output_locked(fnet_stream *stream)
 {
     fnet_source *source = &stream->source;
-    if ((source->events & (uint32_t)EPOLLOUT) == 0) {
+    if (!stream->always && (source->events & (uint32_t)EPOLLOUT) == 0) {
         (void)fnet_poller_modify(&stream->shard->poller, source,
                                  source->events | (uint32_t)EPOLLOUT);
     }
+}
+
+/* send() of one piece. */
+static ssize_t
+send_one(fnet_stream *stream, const void *data, size_t len)
+{
+    if (FNET_UNLIKELY(stream->io != NULL)) {
+        struct iovec iov = {.iov_base = (void *)(uintptr_t)data,
+                            .iov_len = len};
+        return stream->io->send(stream->source.fd, &iov, 1);
+    }
+    return fnet_sys_send(stream->source.fd, data, len);
 }
 
 static ssize_t
@@ -50,8 +62,10 @@ send_some(fnet_stream *stream, size_t *offered)
         *offered += iov[i].iov_len;
     }
     if (n == 1) {
-        return fnet_sys_send(stream->source.fd, iov[0].iov_base,
-                             iov[0].iov_len);
+        return send_one(stream, iov[0].iov_base, iov[0].iov_len);
+    }
+    if (FNET_UNLIKELY(stream->io != NULL)) {
+        return stream->io->send(stream->source.fd, iov, n);
     }
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n};
     return fnet_sys_sendmsg(stream->source.fd, &msg);
@@ -128,12 +142,28 @@ disarm(fnet_stream *stream)
     }
 }
 
+static bool
+is_level(const fnet_stream *stream)
+{
+    return FNET_UNLIKELY(stream->io != NULL) &&
+           (stream->io->events & (uint32_t)EPOLLET) == 0;
+}
+
 /* Notes input; true if somebody wants it. */
 static bool
 input_event(fnet_stream *stream, uint32_t events)
 {
     if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) {
         return false;
+    }
+    if (is_level(stream)) {
+        /* Nothing needs to be remembered, and what nobody wants is switched
+         * off at once, as it would come again at once. */
+        stream->readable = stream->wanted && !stream->ended;
+        if (!stream->readable) {
+            disarm(stream);
+        }
+        return stream->readable;
     }
     stream->readable = true;
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
@@ -192,7 +222,10 @@ receive(fnet_stream *stream, void *buf, size_t len)
     ssize_t got;
 
     stream->shard->stats.reads++;
-    if (!stream->with_rights) {
+    if (FNET_UNLIKELY(stream->io != NULL)) {
+        got = stream->io->receive(stream->source.fd, buf, len);
+    }
+    else if (!stream->with_rights) {
         got = fnet_sys_recv(stream->source.fd, buf, len);
     }
     else {
@@ -208,6 +241,9 @@ receive(fnet_stream *stream, void *buf, size_t len)
         stream->shard->stats.bytes_read += (uint64_t)got;
         if ((size_t)got < len && !stream->hup && !stream->careful) {
             stream->readable = false;
+        }
+        if (FNET_UNLIKELY(stream->io != NULL)) {
+            stream->readable = stream->always;
         }
     }
     else if (got == -EAGAIN) {
@@ -317,6 +353,9 @@ static const fnet_source_ops stream_ops = {
 static uint32_t
 wanted_events(const fnet_stream *stream)
 {
+    if (FNET_UNLIKELY(stream->io != NULL)) {
+        return stream->io->events;
+    }
     uint32_t events = FNET_EVENTS_EDGE;
     if (stream->with_rights && stream->writable) {
         events &= ~(uint32_t)EPOLLOUT;
@@ -324,17 +363,38 @@ wanted_events(const fnet_stream *stream)
     return events;
 }
 
+static void
+init(fnet_stream *stream, fnet_shard *shard, void *owner)
+{
+    *stream = (fnet_stream){.shard = shard, .writable = true};
+    fnet_source_init(&stream->source, &stream_ops, owner);
+    fnet_chain_init(&stream->out);
+    stream->sent_turn = UINT64_MAX;
+}
+
 int
 fnet_stream_attach(fnet_stream *stream, fnet_shard *shard, int fd, void *owner,
                    bool with_rights)
 {
-    *stream = (fnet_stream){
-        .shard = shard, .with_rights = with_rights, .writable = true};
-    fnet_source_init(&stream->source, &stream_ops, owner);
-    fnet_chain_init(&stream->out);
-    stream->sent_turn = UINT64_MAX;
+    init(stream, shard, owner);
+    stream->with_rights = with_rights;
     return fnet_poller_attach(&shard->poller, &stream->source, fd,
                               wanted_events(stream));
+}
+
+int
+fnet_stream_attach_io(fnet_stream *stream, fnet_shard *shard, int fd,
+                      void *owner, const fnet_stream_io *io)
+{
+    init(stream, shard, owner);
+    stream->io = io;
+    int rc =
+        fnet_poller_attach(&shard->poller, &stream->source, fd, io->events);
+    if (rc == -EPERM) {
+        stream->always = stream->readable = true;
+        rc = fnet_poller_attach(&shard->poller, &stream->source, fd, 0);
+    }
+    return rc;
 }
 
 void
@@ -344,7 +404,8 @@ fnet_stream_detach(fnet_stream *stream, bool closing)
 
     fnet_lock_acquire(&shard->output);
     fnet_chain_clear(&stream->out, shard->cache, &shard->spent);
-    fnet_poller_detach(&shard->poller, &stream->source, closing);
+    fnet_poller_detach(&shard->poller, &stream->source,
+                       closing || stream->always);
     fnet_lock_release(&shard->output);
 }
 
@@ -361,7 +422,7 @@ fnet_stream_want(fnet_stream *stream, bool wanted)
     /* The prompter may be asking for an edge of room at this moment. */
     fnet_lock_acquire(&shard->output);
     uint32_t events = wanted_events(stream);
-    if (stream->source.events != events) {
+    if (stream->source.events != events && !stream->always) {
         (void)fnet_poller_modify(&shard->poller, &stream->source, events);
     }
     fnet_lock_release(&shard->output);
@@ -412,7 +473,7 @@ send_piece_locked(fnet_stream *stream, const fnet_piece *piece)
 
     shard->stats.sends++;
     stream->sent_turn = shard->turn;
-    ssize_t sent = fnet_sys_send(stream->source.fd, piece->data, piece->len);
+    ssize_t sent = send_one(stream, piece->data, piece->len);
     if (sent == -EAGAIN) {
         sent = 0;
     }
@@ -556,6 +617,15 @@ fnet_stream_flush(fnet_stream *stream)
     }
     left = stream->out.bytes;
     fnet_lock_release(&shard->output);
+    return left;
+}
+
+size_t
+fnet_stream_pending(fnet_stream *stream)
+{
+    fnet_lock_acquire(&stream->shard->output);
+    size_t left = stream->out.bytes;
+    fnet_lock_release(&stream->shard->output);
     return left;
 }
 

@@ -411,7 +411,7 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     for (size_t fd = 0; fd < self->nfds && self->fds != NULL; fd++) {
         PyObject *object = self->fds[fd];
         if (object != NULL &&
-            !Py_IS_TYPE(object, self->state->transport_type)) {
+            !fnet_is_transport(self->state, object)) {
             Py_VISIT(object);
         }
     }

@@ -196,6 +196,9 @@ make_types(PyObject *module, module_state *state)
     state->sockview_type =
         make_type(module, &fnet_sockview_spec, state->transport_socket);
     state->transport_type = make_transport_type(module);
+    if (fnet_pipe_make_types(module, state) < 0) {
+        return -1;
+    }
     if (state->timer_type == NULL || state->loop_type == NULL ||
         state->listener_type == NULL || state->watch_type == NULL ||
         state->sockop_type == NULL || state->connset_type == NULL ||
@@ -205,6 +208,7 @@ make_types(PyObject *module, module_state *state)
     if (add_methods(state->loop_type, fnet_schedule_methods) < 0 ||
         add_methods(state->loop_type, fnet_watch_methods) < 0 ||
         add_methods(state->loop_type, fnet_sock_methods) < 0 ||
+        add_methods(state->loop_type, fnet_pipe_methods) < 0 ||
         add_methods(state->loop_type, fnet_server_methods) < 0) {
         return -1;
     }
@@ -239,6 +243,8 @@ module_exec(PyObject *module)
     DO((state)->timer_type);                                                  \
     DO((state)->loop_type);                                                   \
     DO((state)->transport_type);                                              \
+    DO((state)->readpipe_type);                                               \
+    DO((state)->writepipe_type);                                              \
     DO((state)->listener_type);                                               \
     DO((state)->watch_type);                                                  \
     DO((state)->sockop_type);                                                 \

@@ -29,6 +29,8 @@ typedef struct module_state {
     PyTypeObject *timer_type;
     PyTypeObject *loop_type;
     PyTypeObject *transport_type;
+    PyTypeObject *readpipe_type;
+    PyTypeObject *writepipe_type;
     PyTypeObject *listener_type;
     PyTypeObject *watch_type;
     PyTypeObject *sockop_type;
@@ -151,6 +153,7 @@ typedef struct TransportObject {
     int fd;
     int family;
     uint32_t conn_lost;
+    uint8_t pipe;  /* enum fnet_pipe_end; 0: a socket */
     bool attached; /* registered, and kept alive by the loop */
     bool closing, paused, eof_written, protocol_paused, buffered;
     bool started;   /* reading may begin: connection_made() was called */
@@ -293,6 +296,18 @@ void fnet_sock_let_all_go(LoopObject *loop);
 
 /* transport.c, transport_api.c, transport_io.c */
 extern PyType_Spec fnet_transport_spec;
+extern PyMethodDef fnet_transport_methods[];
+/* What every transport begins with. */
+void fnet_transport_prepare(TransportObject *transport, LoopObject *loop);
+/* TypeError unless write() takes it. */
+int fnet_transport_check_data(PyObject *data);
+static inline bool
+fnet_is_transport(const module_state *state, PyObject *object)
+{
+    return Py_IS_TYPE(object, state->transport_type) ||
+           Py_IS_TYPE(object, state->readpipe_type) ||
+           Py_IS_TYPE(object, state->writepipe_type);
+}
 /* asyncio's default high-water mark, in bytes; the low one is a quarter. */
 #define FNET_HIGH_WATER ((size_t)64 * 1024)
 int fnet_transport_traverse(TransportObject *transport, visitproc visit,
@@ -338,6 +353,16 @@ int fnet_transport_learn_names(TransportObject *transport);
 void fnet_transport_keep_names(TransportObject *transport);
 PyObject *fnet_transport_deliver_held(TransportObject *transport,
                                       PyObject *unused);
+
+/* pipe.c: where a pipe's transport differs from a socket's */
+extern PyMethodDef fnet_pipe_methods[];
+int fnet_pipe_make_types(PyObject *module, module_state *state);
+void fnet_pipe_detach(TransportObject *transport);
+void fnet_pipe_close_descriptor(TransportObject *transport);
+int fnet_pipe_fatal_error(TransportObject *transport);
+/* data_received() has raised: reported, and the transport goes on. */
+int fnet_pipe_data_failed(TransportObject *transport);
+int fnet_pipe_deliver_eof(TransportObject *transport);
 
 /* server.c */
 extern PyType_Spec fnet_listener_spec, fnet_connset_spec;

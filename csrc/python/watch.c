@@ -96,7 +96,7 @@ fnet_ensure_no_transport(LoopObject *loop, int fd, PyObject *fdobj)
 {
     PyObject *object = fnet_loop_fd_object(loop, fd);
 
-    if (object != NULL && Py_IS_TYPE(object, loop->state->transport_type)) {
+    if (object != NULL && fnet_is_transport(loop->state, object)) {
         TransportObject *transport = (TransportObject *)object;
         if (!transport->closing && !transport->unguarded) {
             PyErr_Format(PyExc_RuntimeError,
