@@ -337,3 +337,29 @@ async def test_other_threads_are_refused(loop):
     with pytest.raises(RuntimeError):
         await in_thread(loop.add_signal_handler, signal.SIGUSR1, print)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+
+
+@pytest.mark.not_on("asyncio", reason="a signal is lost when its socket is full")
+def test_no_signal_is_lost_in_a_full_channel(new_loop):
+    run(
+        new_loop,
+        """
+    loop = new_loop()
+    got = {signal.SIGUSR1: 0, signal.SIGUSR2: 0, signal.SIGHUP: 0}
+    def handler(number):
+        got[number] += 1
+    for number in got:
+        loop.add_signal_handler(number, handler, number)
+    for _ in range(70_000):     # more than a pipe holds
+        os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), signal.SIGHUP)
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert got[signal.SIGUSR1] >= 65_536, got
+    assert got[signal.SIGUSR2] == got[signal.SIGHUP] == 1, got
+    os.kill(os.getpid(), signal.SIGUSR2)
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert got[signal.SIGUSR2] == 2, got
+    loop.close()
+    """,
+    )

@@ -208,6 +208,9 @@ post_reports(fnet_stream *stream, fnet_batch *batch)
     if (failed) {
         fnet_batch_push(batch, &stream->source, FNET_WHAT_ERROR,
                         stream->error);
+        if (FNET_UNLIKELY(stream->io != NULL)) {
+            stream->ended = true; /* a pipe has one direction: it is over */
+        }
     }
     else {
         fnet_batch_push(batch, &stream->source, FNET_WHAT_OUTPUT, 0);

@@ -328,11 +328,26 @@ run_handler(WatchObject *self, int direction)
     return rc;
 }
 
+/* 0; -1: what it raised must leave run_forever(). */
+static int
+check_signals_call(LoopObject *loop, PyObject *result)
+{
+    if (result == NULL) {
+        if (fnet_must_propagate()) {
+            return -1;
+        }
+        PyErr_WriteUnraisable((PyObject *)loop);
+    }
+    Py_XDECREF(result);
+    return 0;
+}
+
 static int
 deliver_signals(LoopObject *loop)
 {
     char bytes[256];
     ssize_t n;
+    size_t total = 0;
 
     for (;;) {
         /* Handlers that raise run before the bytes are taken, not after. */
@@ -341,18 +356,21 @@ deliver_signals(LoopObject *loop)
         }
         n = fnet_sys_read(loop->signal_pipe[0], bytes, sizeof(bytes));
         if (n <= 0) {
-            return 0;
+            break;
         }
+        total += (size_t)n;
         PyObject *result = PyObject_CallMethod(
             (PyObject *)loop, "_process_self_data", "y#", bytes, n);
-        if (result == NULL) {
-            if (fnet_must_propagate()) {
-                return -1;
-            }
-            PyErr_WriteUnraisable((PyObject *)loop);
+        if (check_signals_call(loop, result) < 0) {
+            return -1;
         }
-        Py_XDECREF(result);
     }
+    /* As much as the smallest pipe holds: it may have been full. */
+    if (total < 4096) {
+        return 0;
+    }
+    return check_signals_call(
+        loop, PyObject_CallMethod((PyObject *)loop, "_signals_were_lost", NULL));
 }
 
 int
