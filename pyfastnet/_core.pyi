@@ -74,7 +74,7 @@ class ReadPipeTransport(asyncio.ReadTransport):
     def _deliver_held(self) -> None: ...
     def _call_connection_lost(self, exc: BaseException | None) -> None: ...
 
-class WritePipeTransport(asyncio.WriteTransport):
+class WritePipeTransport(asyncio.Transport):
     """The writing end; made by Loop._make_write_pipe_transport()."""
 
     _closing: bool

@@ -25,9 +25,7 @@ def handle_repr(handle: Any) -> str:
         info.append(f"when={handle._when}")
     if handle._callback is not None:
         info.append(
-            format_helpers._format_callback_source(
-                handle._callback, handle._args
-            )
+            format_helpers._format_callback_source(handle._callback, handle._args)
         )
     if handle._source_traceback:
         frame = handle._source_traceback[-1]

@@ -10,6 +10,7 @@ left) a thread waits for the child.
 """
 
 import asyncio
+import contextlib
 import io
 import os
 import signal
@@ -138,6 +139,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         self._finished = False
         self._exit_waiters: list[asyncio.Future[int]] = []
         self._pipes: dict[int, Any] = {}
+        watched = False
         try:
             self._proc = subprocess.Popen(
                 args,
@@ -155,9 +157,10 @@ class SubprocessTransport(asyncio.SubprocessTransport):
                 program = args if isinstance(args, (bytes, str)) else args[0]
                 logger.debug("process %r created: pid %s", program, self._pid)
             loop._watch_child(self)
+            watched = True
             self._connect_pipes()
         except BaseException:
-            self._give_up()
+            self._give_up(watched)
             raise
 
     def _connect_pipes(self) -> None:
@@ -172,12 +175,16 @@ class SubprocessTransport(asyncio.SubprocessTransport):
                 output = self._pipes[fd] = Output(self, fd)
                 output.pipe = loop._make_read_pipe_transport(file, output)
 
-    def _give_up(self) -> None:
+    def _give_up(self, watched: bool) -> None:
         """The child runs, or does not, and cannot be used."""
         proc = self._proc
         self.close()
         if proc is None:
             return
+        if not watched and proc.returncode is None:
+            # There was no thread to wait for it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                proc.wait(1)
         for file in (proc.stdin, proc.stdout, proc.stderr):
             # Without a transport nobody else would; twice does no harm.
             if file is not None:

@@ -493,7 +493,8 @@ writepipe_write(TransportObject *self, PyObject *data)
     if (fnet_transport_check_data(data) < 0) {
         return NULL;
     }
-    if (PyObject_Length(data) > 0) {
+    /* While it is closing, with data to be sent, what comes is dropped. */
+    if (PyObject_Length(data) > 0 && self->conn_lost != 0) {
         if (self->conn_lost >= WRITES_BEFORE_WARNING &&
             fnet_report(self->loop->state, "warn_pipe_lost", "()") < 0) {
             return NULL;
@@ -737,9 +738,9 @@ fnet_pipe_make_types(PyObject *module, module_state *state)
 {
     state->readpipe_type = make_type(module, &readpipe_spec, "ReadTransport",
                                      reading, FNET_COUNTOF(reading));
-    state->writepipe_type =
-        make_type(module, &writepipe_spec, "WriteTransport", writing,
-                  FNET_COUNTOF(writing));
+    /* As asyncio's, whose methods for reading are there and not implemented. */
+    state->writepipe_type = make_type(module, &writepipe_spec, "Transport",
+                                      writing, FNET_COUNTOF(writing));
     return state->readpipe_type == NULL || state->writepipe_type == NULL ? -1
                                                                          : 0;
 }
