@@ -178,6 +178,8 @@ class SubprocessTransport(asyncio.SubprocessTransport):
     def _give_up(self, watched: bool) -> None:
         """The child runs, or does not, and cannot be used."""
         proc = self._proc
+        # Which was not told of a beginning, and is not told of the end.
+        self._protocol = asyncio.SubprocessProtocol()
         self.close()
         if proc is None:
             return
