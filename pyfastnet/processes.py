@@ -17,6 +17,7 @@ import signal
 import subprocess
 import threading
 import warnings
+import weakref
 from asyncio.log import logger
 from asyncio.subprocess import SubprocessStreamProtocol
 from typing import Any
@@ -184,6 +185,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         if proc is None:
             return
         if not watched and proc.returncode is None:
+            self._loop._children.discard(self)
             # There was no thread to wait for it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 proc.wait(1)
@@ -341,8 +343,35 @@ class SubprocessTransport(asyncio.SubprocessTransport):
             self._loop = self._proc = self._protocol = None
 
 
+def _reap(pid: int) -> int | None:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return None
+
+
+def _wait_for_child(
+    pid: int,
+    loop_ref: "weakref.ref[Subprocesses]",
+    transport_ref: "weakref.ref[SubprocessTransport]",
+) -> None:
+    """In a thread of its own, which keeps nothing alive."""
+    with contextlib.suppress(ChildProcessError):
+        # Left for the loop's thread to reap: until then the number is the
+        # child's, and a signal goes to nobody else.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    loop, transport = loop_ref(), transport_ref()
+    try:
+        if loop is None or transport is None:
+            raise RuntimeError
+        loop.call_soon_threadsafe(loop._child_ended, transport)
+    except RuntimeError:
+        _reap(pid)
+        logger.warning("Loop %r that handles pid %r is closed", loop, pid)
+
+
 class Subprocesses(BaseLoop):
-    _children: set[SubprocessTransport]  # with a pidfd
+    _children: set[SubprocessTransport]  # those that run
 
     def __init__(self, *, shards: int | None = None) -> None:
         super().__init__(shards=shards)
@@ -394,7 +423,6 @@ class Subprocesses(BaseLoop):
 
     def _close_pidfd(self, transport: SubprocessTransport) -> None:
         pidfd, transport._pidfd = transport._pidfd, None
-        self._children.discard(transport)
         if pidfd is not None:
             os.close(pidfd)
 
@@ -407,7 +435,7 @@ class Subprocesses(BaseLoop):
         except ChildProcessError:
             status = None
         except OSError:  # P_PIDFD is younger than pidfds
-            status = self._reap(transport.get_pid())
+            status = _reap(transport.get_pid())
         else:
             if result is None:
                 return
@@ -418,42 +446,24 @@ class Subprocesses(BaseLoop):
         self._close_pidfd(transport)
         self._child_exited(transport, status)
 
-    @staticmethod
-    def _reap(pid: int) -> int | None:
-        try:
-            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        except ChildProcessError:
-            return None
-
     def _watch_child_by_thread(self, transport: SubprocessTransport) -> None:
         pid = transport.get_pid()
         threading.Thread(
-            target=self._wait_for_child,
-            args=(pid, transport),
+            target=_wait_for_child,
+            args=(pid, weakref.ref(self), weakref.ref(transport)),
             name=f"waitpid-{pid}",
             daemon=True,
         ).start()
-
-    def _wait_for_child(self, pid: int, transport: SubprocessTransport) -> None:
-        try:
-            # Left for the loop's thread to reap: until then the number is
-            # the child's, and a signal goes to nobody else.
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:
-            pass
-        try:
-            self.call_soon_threadsafe(self._child_ended, transport)
-        except RuntimeError:
-            self._reap(pid)
-            logger.warning("Loop %r that handles pid %r is closed", self, pid)
+        self._children.add(transport)
 
     def _child_ended(self, transport: SubprocessTransport) -> None:
-        self._child_exited(transport, self._reap(transport.get_pid()))
+        self._child_exited(transport, _reap(transport.get_pid()))
 
     def _child_exited(
         self, transport: SubprocessTransport, returncode: int | None
     ) -> None:
         process = transport._proc
+        self._children.discard(transport)
         if returncode is None:
             # Popen.poll(), which the program may call, may have been faster.
             returncode = process.returncode
@@ -471,9 +481,14 @@ class Subprocesses(BaseLoop):
         self.call_soon(transport._process_exited, returncode)
 
     def _close_pidfds(self) -> None:
-        for transport in list(self._children):
-            self._close_pidfd(transport)
+        while self._children:
+            self._close_pidfd(self._children.pop())
 
     def _after_fork(self) -> None:
+        for transport in self._children:
+            # The parent's child: when the copy of the transport is freed
+            # here, it is not to be killed.
+            transport._closed = True
+            transport._proc = None
         self._close_pidfds()
         super()._after_fork()

@@ -665,6 +665,52 @@ async def test_the_pipes_cannot_be_connected(loop, monkeypatch):
     await until(lambda: not zombies() and fd_count() <= before)
 
 
+@pytest.mark.not_on("asyncio", reason="kills the parent's child")
+def test_a_fork_leaves_the_child_alone(new_loop):
+    run_script(
+        new_loop,
+        """
+    import gc, warnings
+    warnings.simplefilter('ignore')
+    async def main():
+        process = await asyncio.create_subprocess_exec('cat', stdin=-1, stdout=-1)
+        pid = os.fork()
+        if pid == 0:
+            del process
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        await asyncio.sleep(0.02)
+        assert process.returncode is None
+        out, _ = await process.communicate(b'data')
+        assert out == b'data' and process.returncode == 0
+    loop = new_loop()
+    loop.run_until_complete(asyncio.wait_for(main(), 10))
+    # the copy of a transport that nobody else holds
+    transport, _ = loop.run_until_complete(
+        loop.subprocess_exec(asyncio.SubprocessProtocol, 'cat'))
+    pid = os.fork()
+    if pid == 0:
+        del transport
+        gc.collect()
+        loop.close()
+        del loop
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    os.kill(transport.get_pid(), 0)
+    loop.run_until_complete(asyncio.sleep(0.02))
+    assert transport.get_returncode() is None
+    transport.get_pipe_transport(0).close()
+    assert loop.run_until_complete(transport._wait()) == 0
+    transport.close()
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    """,
+        options=(),
+    )
+
+
 def test_a_loop_closed_before_its_children(new_loop):
     run_script(
         new_loop,
@@ -682,8 +728,7 @@ def test_a_loop_closed_before_its_children(new_loop):
     del process, loop
     gc.collect()
     assert len(os.listdir('/proc/self/fd')) <= before + 1, os.listdir('/proc/self/fd')
-    os.kill(pid, 0)
-    try:
+    try:    # it is killed, and perhaps reaped by Popen
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     except (ProcessLookupError, ChildProcessError):
