@@ -410,8 +410,7 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     }
     for (size_t fd = 0; fd < self->nfds && self->fds != NULL; fd++) {
         PyObject *object = self->fds[fd];
-        if (object != NULL &&
-            !fnet_is_transport(self->state, object)) {
+        if (object != NULL && !fnet_is_transport(self->state, object)) {
             Py_VISIT(object);
         }
     }

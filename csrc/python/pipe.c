@@ -36,7 +36,8 @@ is_pipe(const module_state *state, PyObject *object)
 static int
 number_of(LoopObject *loop, PyObject *pipe)
 {
-    PyObject *number = PyObject_CallMethodNoArgs(pipe, loop->state->str_fileno);
+    PyObject *number =
+        PyObject_CallMethodNoArgs(pipe, loop->state->str_fileno);
     int fd = -1;
 
     if (number != NULL) {
@@ -56,8 +57,8 @@ still_open(PipeObject *self)
 {
     PyObject *exc = PyErr_Occurred() ? fnet_err_take() : NULL;
     PyObject *pipe = Py_XNewRef(self->base.sock);
-    bool open = pipe != NULL &&
-                number_of(self->base.loop, pipe) == self->number;
+    bool open =
+        pipe != NULL && number_of(self->base.loop, pipe) == self->number;
 
     PyErr_Clear();
     Py_XDECREF(pipe);
@@ -410,8 +411,8 @@ static int
 schedule_start(PipeObject *self, PyObject *waiter)
 {
     LoopObject *loop = self->base.loop;
-    PyObject *method = PyObject_GetAttr((PyObject *)self,
-                                        loop->state->str__start);
+    PyObject *method =
+        PyObject_GetAttr((PyObject *)self, loop->state->str__start);
     PyObject *args[] = {waiter};
     int rc = fnet_loop_call_soon(loop, method, args, 1, NULL);
 
@@ -449,10 +450,10 @@ make(LoopObject *loop, PyObject *args, PyObject *kwargs,
         return NULL;
     }
     PipeObject *self = allocate(loop, end);
-    if (self != NULL && (set_extra(self, extra, pipe) < 0 ||
-                         fnet_transport_set_protocol(&self->base, protocol) <
-                             0 ||
-                         attach(self, pipe, number) < 0)) {
+    if (self != NULL &&
+        (set_extra(self, extra, pipe) < 0 ||
+         fnet_transport_set_protocol(&self->base, protocol) < 0 ||
+         attach(self, pipe, number) < 0)) {
         Py_CLEAR(self);
     }
     if (self != NULL && schedule_start(self, waiter) < 0) {
@@ -631,15 +632,17 @@ static PyMethodDef writepipe_methods[] = {
      "Write bytes: at once, or with the turn's other output, within 2 ms."},
     {"writelines", (PyCFunction)writepipe_writelines, METH_O,
      "Write an iterable of bytes-like objects in one call."},
-    {"write_eof", (PyCFunction)writepipe_write_eof, METH_NOARGS,
-     "close()."},
+    {"write_eof", (PyCFunction)writepipe_write_eof, METH_NOARGS, "close()."},
     {NULL, NULL, 0, NULL},
 };
 
 #define PIPE_SLOTS                                                            \
     {Py_tp_finalize, fnet_transport_finalize}, {Py_tp_dealloc, pipe_dealloc}, \
-        {Py_tp_traverse, pipe_traverse}, {Py_tp_clear, pipe_clear}, \
-        {Py_tp_repr, pipe_repr}, {Py_tp_members, pipe_members}
+        {Py_tp_traverse, pipe_traverse}, {Py_tp_clear, pipe_clear},           \
+        {Py_tp_repr, pipe_repr},                                              \
+    {                                                                         \
+        Py_tp_members, pipe_members                                           \
+    }
 
 static PyType_Slot readpipe_slots[] = {
     {Py_tp_doc, "The reading end of a pipe; see asyncio.ReadTransport."},
@@ -738,7 +741,8 @@ fnet_pipe_make_types(PyObject *module, module_state *state)
 {
     state->readpipe_type = make_type(module, &readpipe_spec, "ReadTransport",
                                      reading, FNET_COUNTOF(reading));
-    /* As asyncio's, whose methods for reading are there and not implemented. */
+    /* As asyncio's, whose methods for reading are there and not implemented.
+     */
     state->writepipe_type = make_type(module, &writepipe_spec, "Transport",
                                       writing, FNET_COUNTOF(writing));
     return state->readpipe_type == NULL || state->writepipe_type == NULL ? -1

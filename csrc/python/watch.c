@@ -370,7 +370,8 @@ deliver_signals(LoopObject *loop)
         return 0;
     }
     return check_signals_call(
-        loop, PyObject_CallMethod((PyObject *)loop, "_signals_were_lost", NULL));
+        loop,
+        PyObject_CallMethod((PyObject *)loop, "_signals_were_lost", NULL));
 }
 
 int
