@@ -137,6 +137,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         self._pidfd: int | None = None
         self._returncode: int | None = None
         self._closed = False
+        self._beyond_reach = False  # it could not be killed
         self._finished = False
         self._exit_waiters: list[asyncio.Future[int]] = []
         self._pipes: dict[int, Any] = {}
@@ -255,10 +256,10 @@ class SubprocessTransport(asyncio.SubprocessTransport):
                 try:
                     signal.pidfd_send_signal(self._pidfd, number)
                     return
-                except OSError as exc:
-                    if isinstance(exc, (ProcessLookupError, PermissionError)):
-                        raise
-                    # Not this kernel's.
+                except ProcessLookupError:
+                    return
+                except (AttributeError, OSError):
+                    pass  # not this kernel's, or forbidden: kill() tells
             os.kill(self._proc.pid, number)
         except ProcessLookupError:
             pass
@@ -276,8 +277,8 @@ class SubprocessTransport(asyncio.SubprocessTransport):
                 logger.warning("Close running child process: kill %r", self)
             try:
                 self._signal(signal.SIGKILL)
-            except PermissionError:
-                pass  # it has changed its user
+            except PermissionError:  # it has changed its user
+                self._beyond_reach = True
 
     def __del__(self, _warn: Any = warnings.warn) -> None:
         if not self._closed:
@@ -400,7 +401,8 @@ class Subprocesses(BaseLoop):
             raise
         except BaseException:
             transport.close()
-            await transport._wait()
+            if not transport._beyond_reach:
+                await transport._wait()
             raise
         return transport
 

@@ -105,6 +105,22 @@ async def test_given_twice_to_write(loop):
     assert file.closed
 
 
+@pytest.mark.not_on("asyncio", reason="the first one gets nothing any more")
+async def test_given_twice_to_read(loop):
+    reader, writer = os.pipe()
+    file = opened(reader, "rb")
+    _, first = await loop.connect_read_pipe(Reading, file)
+    _, second = await loop.connect_read_pipe(Reading, file)
+    for number in range(20):
+        os.write(writer, b"x" * 10)
+        total = 10 * number + 10
+        await until(lambda t=total: len(first.data) + len(second.data) == t)
+    os.close(writer)
+    await first.lost()
+    await second.lost()
+    assert file.closed
+
+
 # -- protocols ---------------------------------------------------------------
 class Failing(Reading):
     where = ""

@@ -407,6 +407,25 @@ async def test_a_cancelled_read_loses_nothing(loop):
     assert await within(process.wait()) == 0
 
 
+@pytest.mark.not_on("asyncio", reason="waits for the end of the child")
+async def test_cancelled_and_out_of_reach(loop, monkeypatch):
+    """A child of another user cannot be killed: nobody waits for its end."""
+    from pyfastnet.processes import SubprocessTransport
+
+    def refuse(self, number):
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SubprocessTransport, "_signal", refuse)
+        task = loop.create_task(shell("read x", stdin=PIPE))
+        await turns(1)
+        task.cancel()
+        for _ in range(20):
+            await turns(1)
+        assert task.cancelled()
+    await until(lambda: not zombies())
+
+
 # -- reading -------------------------------------------------------------------
 async def test_readers(loop):
     process = await shell("cat", stdin=PIPE, stdout=PIPE)

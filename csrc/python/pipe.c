@@ -38,16 +38,17 @@ number_of(LoopObject *loop, PyObject *pipe)
 {
     PyObject *number =
         PyObject_CallMethodNoArgs(pipe, loop->state->str_fileno);
-    int fd = -1;
+    long fd = -1;
 
     if (number != NULL) {
-        fd = PyLong_Check(number) ? (int)PyLong_AsLong(number) : -1;
+        fd = PyLong_Check(number) ? PyLong_AsLong(number) : -1;
         Py_DECREF(number);
     }
-    if (fd < 0 && !PyErr_Occurred()) {
+    if ((fd < 0 || fd > INT_MAX) && !PyErr_Occurred()) {
         PyErr_Format(PyExc_ValueError, "Invalid file object: %R", pipe);
+        fd = -1;
     }
-    return fd;
+    return (int)fd;
 }
 
 /* False: the program has closed the file object, and the number may be a
