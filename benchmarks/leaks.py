@@ -452,26 +452,28 @@ async def children(count: int) -> None:
             await process.communicate()
 
         await asyncio.gather(*(child() for _ in range(size)))
+    await asyncio.sleep(0.05)  # the last ends of pipes
 
 
 async def children_cancelled(count: int) -> None:
     """The same, cancelled at any turn."""
     loop = asyncio.get_running_loop()
-    for number, size in enumerate(batches(max(count // 50, 1))):
+    for size in batches(max(count // 50, 1)):
         tasks = [
             loop.create_task(
                 asyncio.create_subprocess_exec("true", stdin=asyncio.subprocess.PIPE)
             )
             for _ in range(size)
         ]
-        for _ in range(number % 4):
+        for number in range(4):
+            for task in tasks[number::4]:
+                task.cancel()
             await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         for process in done:
             if isinstance(process, asyncio.subprocess.Process):
                 await process.communicate()
+    await asyncio.sleep(0.05)
 
 
 async def tls(count: int) -> None:
