@@ -291,7 +291,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         try:
             protocol = self._protocol
             protocol.connection_made(self)
-            if type(protocol) is SubprocessStreamProtocol:
+            if isinstance(protocol, SubprocessStreamProtocol):
                 for reader in (protocol.stdout, protocol.stderr):
                     if type(reader) is asyncio.StreamReader:
                         reader.__class__ = OutputReader

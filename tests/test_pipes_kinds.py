@@ -1,13 +1,14 @@
 """Pipe transports on all that may be a pipe: FIFOs, sockets, devices,
 terminals in one or both directions."""
 
+import asyncio
 import os
 import pty
 import socket
 import termios
 
 import pytest
-from support import fd_count, in_thread, turns
+from support import fd_count, in_thread, pattern, run_script, turns, within
 from test_pipes import (
     Reading,
     Writing,
@@ -276,3 +277,64 @@ async def test_a_terminal_that_never_blocks(loop):
     transport.close()
     await got.lost()
     os.close(master)
+
+
+# -- standard streams ----------------------------------------------------------
+@pytest.mark.not_on("asyncio", reason="cannot read from /dev/null")
+def test_the_standard_streams_of_a_daemon(new_loop):
+    out = run_script(
+        new_loop,
+        """
+    async def main():
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        assert await reader.read() == b''
+        transport, protocol = await loop.connect_write_pipe(
+            asyncio.streams.FlowControlMixin, sys.stdout)
+        writer = asyncio.StreamWriter(transport, protocol, None, loop)
+        for number in range(1000):
+            writer.write(b'%d\\n' % number)
+        await writer.drain()
+        other, protocol = await loop.connect_write_pipe(
+            asyncio.Protocol, open('/dev/null', 'wb', 0))
+        other.write(b'nowhere')
+        other.close()
+        writer.close()
+    loop = new_loop()
+    loop.run_until_complete(asyncio.wait_for(main(), 10))
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    """,
+        options=(),
+    )
+    assert out == "".join(f"{number}\n" for number in range(1000))
+
+
+async def test_streams_over_pipes(loop):
+    reader, writer = os.pipe()
+    stream = asyncio.StreamReader()
+    incoming, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(stream), opened(reader, "rb")
+    )
+    transport, protocol = await loop.connect_write_pipe(
+        asyncio.streams.FlowControlMixin, opened(writer, "wb")
+    )
+    out = asyncio.StreamWriter(transport, protocol, None, loop)
+    data = pattern(1 << 20)
+
+    async def send():
+        out.write(b"a line\n")
+        await out.drain()
+        out.write(data)
+        await out.drain()
+        out.close()
+
+    task = loop.create_task(send())
+    assert await within(stream.readline()) == b"a line\n"
+    assert await within(stream.readexactly(1000)) == data[:1000]
+    assert await within(stream.read()) == data[1000:]
+    await within(task)
+    assert incoming.is_closing()
+    await turns(2)
