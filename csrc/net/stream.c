@@ -160,7 +160,10 @@ input_event(fnet_stream *stream, uint32_t events)
         /* Nothing needs to be remembered, and what nobody wants is switched
          * off at once, as it would come again at once. */
         stream->readable = stream->wanted && !stream->ended;
-        if (!stream->readable) {
+        /* A hang-up cannot be switched off; it comes once, unless asked for
+         * again. */
+        if (!stream->readable &&
+            (stream->source.events & (uint32_t)EPOLLIN) != 0) {
             disarm(stream);
         }
         return stream->readable;

@@ -191,6 +191,39 @@ paused(void)
     conn_fini(&c);
 }
 
+/* A hang-up is reported whatever one asks for: it must not come for ever. */
+static void
+the_end_while_paused(void)
+{
+    for (int early = 0; early < 2; early++) {
+        conn c;
+        got g = {0};
+        init_end(&c, FNET_PIPE_READ, 0);
+        fnet_stream_want(&c.s, true);
+        fnet_stream_want(&c.s, false);
+        CHECK(put(&c, 0, 10) == 10);
+        if (early) {
+            CHECK(conn_step(&c, &g) == 0);
+        }
+        conn_hang_up(&c);
+        uint64_t polls = c.w.shard.stats.polls;
+        CHECK(fnet_shard_pass(&c.w.shard, &c.w.batch,
+                              fnet_clock_ns() + 30 * FNET_MSEC) == 0);
+        fnet_shard_begin_turn(&c.w.shard, false);
+        CHECK(c.w.shard.stats.polls - polls <= 4);
+        fnet_stream_want(&c.s, true);
+        conn_until(&c, &g, 10, 1);
+        CHECK(g.eofs == 1);
+        /* Nor after it was taken. */
+        polls = c.w.shard.stats.polls;
+        CHECK(fnet_shard_pass(&c.w.shard, &c.w.batch,
+                              fnet_clock_ns() + 30 * FNET_MSEC) == 0);
+        fnet_shard_begin_turn(&c.w.shard, false);
+        CHECK(c.w.shard.stats.polls - polls <= 4);
+        conn_fini(&c);
+    }
+}
+
 static void
 an_end_that_was_not_taken_comes_again(void)
 {
@@ -452,6 +485,7 @@ main(void)
     RUN(a_terminal_that_does_not_block);
     RUN(a_terminal_that_hangs_up);
     RUN(paused);
+    RUN(the_end_while_paused);
     RUN(an_end_that_was_not_taken_comes_again);
     RUN(direct_reads);
     RUN(much_at_a_time);
