@@ -89,6 +89,31 @@ class DatagramTransport(asyncio.DatagramTransport, asyncio.Transport):
     def _deliver_held(self) -> None: ...
     def _call_connection_lost(self, exc: BaseException | None) -> None: ...
     def _force_close(self, exc: BaseException | None) -> None: ...
+class ReadPipeTransport(asyncio.ReadTransport):
+    """The reading end of a pipe, terminal, device or socket; made by
+    Loop._make_read_pipe_transport()."""
+
+    _closing: bool
+    _fileno: int
+    _loop: Any
+    _paused: bool
+    _pipe: Any
+    _protocol: Any
+    def _start(self, waiter: Any) -> None: ...
+    def _deliver_held(self) -> None: ...
+    def _call_connection_lost(self, exc: BaseException | None) -> None: ...
+
+class WritePipeTransport(asyncio.Transport):
+    """The writing end; made by Loop._make_write_pipe_transport()."""
+
+    _closing: bool
+    _conn_lost: int
+    _fileno: int
+    _loop: Any
+    _pipe: Any
+    _protocol: Any
+    def _start(self, waiter: Any) -> None: ...
+    def _call_connection_lost(self, exc: BaseException | None) -> None: ...
 
 class Loop:
     """The hot half of EventLoop; the cold half is pyfastnet.loop."""
@@ -208,6 +233,20 @@ class Loop:
     ) -> DatagramTransport:
         """`address`: the only one that sendto() takes, or None; `extra`: what
         get_extra_info() answers; `kind`: the socket's family, type, proto."""
+    def _make_read_pipe_transport(
+        self,
+        pipe: Any,
+        protocol: Any,
+        waiter: Any = None,
+        extra: dict[str, Any] | None = None,
+    ) -> ReadPipeTransport: ...
+    def _make_write_pipe_transport(
+        self,
+        pipe: Any,
+        protocol: Any,
+        waiter: Any = None,
+        extra: dict[str, Any] | None = None,
+    ) -> WritePipeTransport: ...
     def _listen(
         self,
         sock: socket,

@@ -462,9 +462,7 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     }
     for (size_t fd = 0; fd < self->nfds && self->fds != NULL; fd++) {
         PyObject *object = self->fds[fd];
-        if (object != NULL &&
-            !Py_IS_TYPE(object, self->state->transport_type) &&
-            !Py_IS_TYPE(object, self->state->datagram_type)) {
+        if (object != NULL && !fnet_is_transport(self->state, object)) {
             Py_VISIT(object);
         }
     }

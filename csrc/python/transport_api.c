@@ -1,6 +1,8 @@
 /* transport_api: a transport's methods, and its type. */
 #include "python/module.h"
 
+#include "net/pipe.h"
+
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
@@ -151,7 +153,7 @@ fnet_transport_set_protocol(TransportObject *self, PyObject *protocol)
     if (buffered < 0) {
         return -1;
     }
-    self->buffered = buffered != 0;
+    self->buffered = buffered != 0 && self->pipe != FNET_PIPE_WRITE;
     fnet_shared_set((PyObject *)self, &self->protocol, Py_NewRef(protocol));
     if (self->attached) {
         fnet_stream_set_direct(&self->stream, self->buffered);
@@ -454,7 +456,7 @@ static PyMemberDef transport_members[] = {
 #define WITH_KEYWORDS(function)                                               \
     (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
-static PyMethodDef transport_methods[] = {
+PyMethodDef fnet_transport_methods[] = {
     {"write", (PyCFunction)fnet_transport_write, METH_O,
      "Send bytes: at once, or with the turn's other output, within 2 ms."},
     {"writelines", (PyCFunction)fnet_transport_writelines, METH_O,
@@ -508,7 +510,7 @@ static PyType_Slot transport_slots[] = {
     {Py_tp_traverse, fnet_transport_traverse},
     {Py_tp_clear, fnet_transport_clear},
     {Py_tp_repr, transport_repr},
-    {Py_tp_methods, transport_methods},
+    {Py_tp_methods, fnet_transport_methods},
     {Py_tp_members, transport_members},
     {Py_tp_getset, transport_getset},
     {0, NULL},

@@ -96,7 +96,7 @@ fnet_ensure_no_transport(LoopObject *loop, int fd, PyObject *fdobj)
 {
     PyObject *object = fnet_loop_fd_object(loop, fd);
 
-    if (object != NULL && Py_IS_TYPE(object, loop->state->transport_type)) {
+    if (object != NULL && fnet_is_transport(loop->state, object)) {
         TransportObject *transport = (TransportObject *)object;
         if (!transport->closing && !transport->unguarded) {
             PyErr_Format(PyExc_RuntimeError,
@@ -345,11 +345,26 @@ run_handler(WatchObject *self, int direction)
     return rc;
 }
 
+/* 0; -1: what it raised must leave run_forever(). */
+static int
+check_signals_call(LoopObject *loop, PyObject *result)
+{
+    if (result == NULL) {
+        if (fnet_must_propagate()) {
+            return -1;
+        }
+        PyErr_WriteUnraisable((PyObject *)loop);
+    }
+    Py_XDECREF(result);
+    return 0;
+}
+
 static int
 deliver_signals(LoopObject *loop)
 {
     char bytes[256];
     ssize_t n;
+    size_t total = 0;
 
     for (;;) {
         /* Handlers that raise run before the bytes are taken, not after. */
@@ -358,18 +373,22 @@ deliver_signals(LoopObject *loop)
         }
         n = fnet_sys_read(loop->signal_pipe[0], bytes, sizeof(bytes));
         if (n <= 0) {
-            return 0;
+            break;
         }
+        total += (size_t)n;
         PyObject *result = PyObject_CallMethod(
             (PyObject *)loop, "_process_self_data", "y#", bytes, n);
-        if (result == NULL) {
-            if (fnet_must_propagate()) {
-                return -1;
-            }
-            PyErr_WriteUnraisable((PyObject *)loop);
+        if (check_signals_call(loop, result) < 0) {
+            return -1;
         }
-        Py_XDECREF(result);
     }
+    /* As much as the smallest pipe holds: it may have been full. */
+    if (total < 4096) {
+        return 0;
+    }
+    return check_signals_call(
+        loop,
+        PyObject_CallMethod((PyObject *)loop, "_signals_were_lost", NULL));
 }
 
 static int
