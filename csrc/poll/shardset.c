@@ -68,26 +68,28 @@ quota_of_group(char *path)
 static unsigned
 group_quota(void)
 {
-    char text[4096], period[32], both[96];
+    char text[4096], quota[32], period[32], both[96];
     unsigned limit = 0;
 
     if (read_file("/proc/self/cgroup", text, sizeof(text))) {
         char *line = strstr(text, "0::");
         if (line != NULL) {
             char *path = line + 3;
-            path[strcspn(path, "\n")] = '\0';
+            char *end = strchr(path, '\n');
+            if (end != NULL) {
+                *end = '\0';
+            }
             if (strlen(path) < 512) {
                 limit = quota_of_group(path);
             }
         }
     }
     /* Version 1, as a container sees its own group. */
-    if (read_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", both, 48) &&
+    if (read_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota,
+                  sizeof(quota)) &&
         read_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", period,
                   sizeof(period))) {
-        strcat(both, " ");
-        strcat(both, period);
-        both[strcspn(both, "\n")] = ' ';
+        snprintf(both, sizeof(both), "%.30s %.30s", quota, period);
         limit = smaller(limit, parse_quota(both));
     }
     return limit;
