@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, NoReturn
 
 from . import _core
+from .names import Names
 from .processes import Subprocesses
 from .server import Servers
 from .signals import Signals
@@ -15,12 +16,12 @@ from .unix import Unix
 if TYPE_CHECKING:
 
     class _Parts(  # type: ignore[misc]
-        Signals, Servers, Sockets, Unix, Subprocesses
+        Signals, Servers, Sockets, Names, Unix, Subprocesses
     ):
         pass
 else:
 
-    class _Parts(_core.Loop, Signals, Servers, Sockets, Unix, Subprocesses):
+    class _Parts(_core.Loop, Signals, Servers, Sockets, Names, Unix, Subprocesses):
         pass
 
 

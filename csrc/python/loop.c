@@ -214,6 +214,7 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     fnet_heap_init(&self->timers);
     fnet_list_init(&self->transports);
     fnet_list_init(&self->holds);
+    fnet_loop_init_names(self);
     self->ring = PyMem_New(HandleObject *, RING_START);
     self->fds = PyMem_Calloc(self->nfds, sizeof(PyObject *));
     if (self->ring == NULL || self->fds == NULL) {
@@ -323,6 +324,7 @@ close_core(LoopObject *self)
         return;
     }
     self->core_closing = true; /* what is dropped may call back */
+    fnet_loop_drop_names(self);
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
@@ -415,7 +417,7 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
             Py_VISIT(object);
         }
     }
-    return 0;
+    return fnet_loop_traverse_names(self, visit, arg);
 }
 
 static int

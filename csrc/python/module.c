@@ -205,6 +205,7 @@ make_types(PyObject *module, module_state *state)
     if (add_methods(state->loop_type, fnet_schedule_methods) < 0 ||
         add_methods(state->loop_type, fnet_watch_methods) < 0 ||
         add_methods(state->loop_type, fnet_sock_methods) < 0 ||
+        add_methods(state->loop_type, fnet_names_methods) < 0 ||
         add_methods(state->loop_type, fnet_server_methods) < 0) {
         return -1;
     }

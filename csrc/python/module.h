@@ -13,6 +13,7 @@
 #include "base/list.h"
 #include "net/addr.h"
 #include "net/listen.h"
+#include "net/names.h"
 #include "net/stream.h"
 #include "net/watch.h"
 #include "poll/prompter.h"
@@ -193,6 +194,8 @@ struct LoopObject {
     fnet_list holds;      /* socket operations that keep their socket open */
     int signal_pipe[2];
     WatchObject *signal_watch;
+    fnet_names names;
+    fnet_list lookups; /* those asked, each with a reference to its future */
 
     int64_t last_pass;
     int64_t gil_released;   /* when a pass last gave it up */
@@ -338,6 +341,15 @@ int fnet_transport_learn_names(TransportObject *transport);
 void fnet_transport_keep_names(TransportObject *transport);
 PyObject *fnet_transport_deliver_held(TransportObject *transport,
                                       PyObject *unused);
+
+/* names.c */
+extern PyMethodDef fnet_names_methods[];
+void fnet_loop_init_names(LoopObject *loop);
+/* Look-ups that are not done will not be. */
+void fnet_loop_drop_names(LoopObject *loop);
+int fnet_loop_traverse_names(LoopObject *loop, visitproc visit, void *arg);
+/* Tells those who wait what the pool's threads have found. */
+void fnet_loop_deliver_names(LoopObject *loop);
 
 /* server.c */
 extern PyType_Spec fnet_listener_spec, fnet_connset_spec;

@@ -177,6 +177,9 @@ pass_without_gil(LoopObject *self, int64_t deadline)
      * on, does so after this, and wakes the pass. */
     if (deadline != FNET_NO_WAIT) {
         fnet_shard_prepare_sleep(&self->home);
+        if (fnet_names_pending(&self->names)) {
+            deadline = FNET_NO_WAIT;
+        }
     }
     self->passing = true;
     PyThreadState *tstate = PyEval_SaveThread();
@@ -366,6 +369,9 @@ turn(LoopObject *self)
         if (FNET_UNLIKELY(PyErr_CheckSignals() < 0)) {
             return -1;
         }
+    }
+    if (FNET_UNLIKELY(fnet_names_pending(&self->names))) {
+        fnet_loop_deliver_names(self);
     }
     size_t ready = self->ring_count;
     if (self->timers.count > 0 && collect_due_timers(self) < 0) {
