@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 _INET = (socket.AF_INET, socket.AF_INET6)
 _NOT_NOW = (BlockingIOError, InterruptedError)
 _IN_PROGRESS = {errno.EINPROGRESS, errno.EALREADY, errno.EINTR}
-# One os.sendfile() takes at most this much, on 32-bit machines too.
-_SENDFILE_MAX = 1 << 30
+# One os.sendfile() takes at most this much, ~2 ms with a peer that keeps up, so
+# that the others have their turns.  Without a bound it goes on for 4 MiB on
+# average: this costs nothing.
+_SENDFILE_MAX = 8 << 20
 # Not above the default high-water mark: the protocol is not made to pause.
 _COPY_BLOCK = 1 << 16
 # Between two attempts to connect to a Unix socket with a full backlog.
@@ -218,6 +220,7 @@ class Sockets(BaseLoop):
                 f"sendfile() is not available for transport {transp!r}"
             )
         sock = transp.get_extra_info("socket")
+        self._check_sendfile_params(sock, file, offset, count)
         fd: int = sock.fileno()
 
         def check() -> int:
