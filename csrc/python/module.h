@@ -144,6 +144,7 @@ typedef struct TransportObject {
     PyObject *room_waiter;
     PyObject *sockname, *peername; /* known beforehand, or asked for */
     PyObject *weakrefs;
+    PyObject *dict; /* what the program has set on it; NULL: nothing */
     fnet_list link;      /* in loop->transports while attached */
     fnet_list conn_link; /* in conns->transports */
     fnet_stream stream;

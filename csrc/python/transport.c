@@ -264,6 +264,7 @@ fnet_transport_traverse(TransportObject *self, visitproc visit, void *arg)
     Py_VISIT(self->room_waiter);
     Py_VISIT(self->sockname);
     Py_VISIT(self->peername);
+    Py_VISIT(self->dict);
     return 0;
 }
 
@@ -281,6 +282,7 @@ fnet_transport_clear(TransportObject *self)
     Py_CLEAR(self->room_waiter);
     Py_CLEAR(self->sockname);
     Py_CLEAR(self->peername);
+    Py_CLEAR(self->dict);
     return 0;
 }
 

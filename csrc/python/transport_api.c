@@ -427,12 +427,17 @@ static PyGetSetDef transport_getset[] = {
     {"_server", (getter)transport_get_field, NULL, NULL, "S"},
     {"_protocol", (getter)transport_get_field, NULL, NULL, "P"},
     {"_conn_lost", (getter)transport_get_field, NULL, NULL, "n"},
+    /* Programs hang their own things on transports, and tests replace their
+     * methods, as on asyncio's. */
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef transport_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(TransportObject, weakrefs),
      READONLY, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(TransportObject, dict), READONLY,
+     NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
