@@ -112,6 +112,7 @@ typedef struct WatchObject {
     LoopObject *loop; /* borrowed: the loop owns the table of watches */
     int fd;
     HandleObject *reader, *writer;
+    PyObject *objects[2]; /* what they were added for, if not a number */
     uint64_t since[2];    /* the passes there had been when they were set */
     PyObject *waiters[2]; /* lists of futures: to receive, to send */
     PyObject *sockref;    /* a weak reference to the socket waited for */
@@ -144,7 +145,7 @@ typedef struct TransportObject {
     PyObject *room_waiter;
     PyObject *sockname, *peername; /* known beforehand, or asked for */
     PyObject *weakrefs;
-    PyObject *dict; /* what the program has set on it; NULL: nothing */
+    PyObject *dict;      /* what the program has set on it; NULL: nothing */
     fnet_list link;      /* in loop->transports while attached */
     fnet_list conn_link; /* in conns->transports */
     fnet_stream stream;
