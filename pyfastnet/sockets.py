@@ -12,7 +12,7 @@ import functools
 import io
 import os
 import socket
-from asyncio import base_events, exceptions
+from asyncio import base_events, exceptions, selector_events
 from collections.abc import Awaitable, Callable
 from typing import IO, TYPE_CHECKING, Any
 
@@ -194,6 +194,51 @@ class Sockets(BaseLoop):
                 return sock.sendto(data, address)
             except _NOT_NOW:
                 await self._wait_writable(sock)
+
+    # -- sockets of a class with recv() or send() of its own, by these --------
+
+    async def _recv_by_own_calls(self, sock: socket.socket, n: int) -> bytes:
+        self._check_sock(sock)
+        while True:
+            try:
+                return sock.recv(n)
+            except _NOT_NOW:
+                await self._wait_readable(sock)
+
+    async def _recv_into_by_own_calls(
+        self, sock: socket.socket, buf: "WriteableBuffer"
+    ) -> int:
+        self._check_sock(sock)
+        while True:
+            try:
+                return sock.recv_into(buf)
+            except _NOT_NOW:
+                await self._wait_readable(sock)
+
+    async def _sendall_by_own_calls(
+        self, sock: socket.socket, data: "ReadableBuffer"
+    ) -> None:
+        self._check_sock(sock)
+        left = memoryview(data).cast("B")
+        while left:
+            try:
+                left = left[sock.send(left) :]
+            except _NOT_NOW:
+                await self._wait_writable(sock)
+
+    def _make_own_calls_transport(
+        self,
+        sock: socket.socket,
+        protocol: Any,
+        waiter: Any,
+        extra: Any,
+        server: Any,
+    ) -> Any:
+        """asyncio's transport: for proxies' and test suites' sockets, which
+        want to see what goes over them."""
+        return selector_events._SelectorSocketTransport(  # type: ignore[attr-defined]
+            self, sock, protocol, waiter, extra, server
+        )
 
     # -- files: sock_sendfile(), sendfile() and their checks are asyncio's --
 

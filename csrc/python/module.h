@@ -293,6 +293,9 @@ void fnet_watch_drop(WatchObject *watch);
 /* sock.c */
 extern PyType_Spec fnet_sockop_spec;
 extern PyMethodDef fnet_sock_methods[];
+/* 1 if the socket is of a class that has recv() or send() of its own, which
+ * are to be used then as asyncio does; 0, or -1. */
+int fnet_has_own_calls(module_state *state, PyObject *sock);
 /* The loop closes: sockets whose close() was put off are closed. */
 void fnet_sock_let_all_go(LoopObject *loop);
 

@@ -210,6 +210,9 @@ close_fd(TransportObject *self)
     if (self->attached) {
         detach_stream(self, true);
         close_descriptor(self);
+        /* The peer may be a connection of this loop: the next turn looks, so
+         * that both ends see it in as many turns as in asyncio. */
+        self->loop->last_pass = 0;
     }
 }
 

@@ -342,6 +342,14 @@ fnet_make_socket_transport(LoopObject *loop, PyObject *args, PyObject *kwargs)
     if (fd < 0 || fnet_ensure_no_transport(loop, fd, sock) < 0) {
         return NULL;
     }
+    int own_calls = fnet_has_own_calls(loop->state, sock);
+    if (FNET_UNLIKELY(own_calls != 0)) {
+        return own_calls < 0 ? NULL
+                             : PyObject_CallMethod((PyObject *)loop,
+                                                   "_make_own_calls_transport",
+                                                   "OOOOO", sock, protocol,
+                                                   waiter, extra, server);
+    }
     PyObject *family = PyObject_GetAttr(sock, loop->state->str_family);
     if (family == NULL) {
         return NULL;
