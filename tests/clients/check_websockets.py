@@ -34,8 +34,9 @@ def uri(server, scheme="ws"):
 @pytest.mark.parametrize("compression", [None, "deflate"])
 def test_echo(size, compression):
     async def main():
-        async with serve(echo, "127.0.0.1", 0, compression=compression) as server:
-            async with connect(uri(server), compression=compression) as client:
+        options = {"compression": compression, "max_size": None}
+        async with serve(echo, "127.0.0.1", 0, **options) as server:
+            async with connect(uri(server), **options) as client:
                 for message in ("x" * size, os.urandom(size)):
                     await client.send(message)
                     assert await client.recv() == message
