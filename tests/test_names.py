@@ -523,6 +523,34 @@ async def test_nothing_leaks(loop):
     assert after - before < 90
 
 
+async def test_garbage_that_has_asked(loop):
+    """Who asked is collected while the answer is made, or before, or after."""
+
+    async def ask(cell):
+        cell.append(cell)
+        await loop.getaddrinfo("localhost", "http")
+
+    def leave(count):
+        for _ in range(count):
+            cell = []
+            coroutine = ask(cell)
+            cell.append(coroutine)
+            coroutine.send(None)
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(5)
+    try:
+        for _ in range(30):
+            leave(10)
+            found = await asyncio.gather(
+                *(loop.getaddrinfo("localhost", port) for port in range(10))
+            )
+            assert all(found)
+    finally:
+        gc.set_threshold(*threshold)
+    gc.collect()
+
+
 def test_threads_of_other_loops(new_loop):
     """Several loops, each in a thread of its own, share the pool."""
     failures = []

@@ -83,23 +83,34 @@ answer_object(const fnet_lookup *lookup)
 
 /* -- delivery ----------------------------------------------------------- */
 
-/* The reference of the look-up, which is freed. */
+/* The reference of the look-up, which nobody can forget any more. */
 static PyObject *
 take_future(fnet_lookup *lookup)
 {
     PyObject *future = lookup->owner;
 
     fnet_list_remove(&lookup->mine);
-    fnet_lookup_free(lookup);
+    lookup->owner = NULL;
     return future;
+}
+
+static void
+forget(fnet_lookup *lookup)
+{
+    PyObject *future = take_future(lookup);
+
+    fnet_lookup_free(lookup);
+    Py_DECREF(future);
 }
 
 static void
 deliver_one(LoopObject *self, fnet_lookup *lookup)
 {
+    /* First: making objects may collect garbage, which may be who asked. */
+    PyObject *future = take_future(lookup);
     PyObject *answer = answer_object(lookup);
     PyObject *exc = answer == NULL ? fnet_err_take() : NULL;
-    PyObject *future = take_future(lookup);
+    fnet_lookup_free(lookup);
     PyObject *done = PyObject_CallMethodNoArgs(future, self->state->str_done);
     PyObject *result = NULL;
 
@@ -152,8 +163,7 @@ void
 fnet_loop_drop_names(LoopObject *self)
 {
     while (!fnet_list_empty(&self->lookups)) {
-        Py_DECREF(take_future(
-            fnet_container_of(self->lookups.next, fnet_lookup, mine)));
+        forget(fnet_container_of(self->lookups.next, fnet_lookup, mine));
     }
 }
 
@@ -290,7 +300,7 @@ loop_forget_look_up(LoopObject *self, PyObject *future)
     {
         fnet_lookup *lookup = fnet_container_of(node, fnet_lookup, mine);
         if (lookup->owner == future) {
-            Py_DECREF(take_future(lookup));
+            forget(lookup);
             break;
         }
     }

@@ -64,7 +64,7 @@ SUITES = [
         ["tests/test_web_sendfile_functional.py", "tests/test_client_ws_functional.py"]
         + ["tests/test_resolver.py", "tests/test_web_runner.py"]
         + ["tests/test_web_websocket_functional.py", "tests/test_proxy_functional.py"],
-        ["tests", "--ignore=tests/autobahn"],
+        ["tests", "--ignore=tests/autobahn", "--ignore-glob=*test_benchmarks*"],
         files=("tests", "pytest.ini", ".coveragerc.toml", "setup.cfg", "LICENSE.txt"),
     ),
     Suite(
