@@ -478,6 +478,10 @@ def test_a_child_starts_anew(run_slow):
     )
 
 
+@pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""),
+    reason="AddressSanitizer reserves terabytes of addresses",
+)
 def test_without_threads_the_error_says_so(run_slow):
     run_slow(
         """

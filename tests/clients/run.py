@@ -46,6 +46,7 @@ class Suite:
     smoke: list[str]  # what of it is a smoke run
     whole: list[str] = dataclasses.field(default_factory=lambda: ["tests"])
     service: str = ""
+    known: dict[str, str] = dataclasses.field(default_factory=dict)  # id: why
     extra: str = ""
     # files of the source distribution to run in; the package itself is left
     # out, as it would hide the one that is installed
@@ -93,8 +94,8 @@ SUITES = [
         "8.1.0",
         ["pytest-asyncio", "pytest-cov", "numpy", "ujson", "pybreaker", "xxhash"]
         + ["aiohttp", "opentelemetry-api", "opentelemetry-sdk", "uvloop"]
-        + ["cryptography"],
-        ["asyncio", "pytest_cov"],
+        + ["cryptography", "redis-entraid"],
+        ["pytest_asyncio.plugin", "pytest_cov"],
         ["-m", "not onlycluster and not redismod and not ssl and not cp_integration"]
         + ["--redis-url", "redis://127.0.0.1:{port}/0", "--no-uvloop"],
         ["tests/test_asyncio/test_connection_pool.py"]
@@ -128,6 +129,13 @@ SUITES = [
         [],
         ["tests/asyncio"],
         ["tests/asyncio", "tests/legacy"],
+        known={
+            f"tests/asyncio/test_connection.py::{side}ConnectionTests::test_{whose}"
+            "_address": "replaces asyncio.Transport.get_extra_info, which "
+            "pyfastnet's transports do not inherit"
+            for side in ("Client", "Server")
+            for whose in ("local", "remote")
+        },
         files=("tests", "pyproject.toml"),
     ),
 ]
@@ -308,8 +316,11 @@ class Runner:
             f"{len(ours)} of them on pyfastnet only"
         )
         for name in ours:
-            say(f"FAILED {suite.name} {name}")
-        self.ours_only += ours
+            if name in suite.known:
+                say(f"known: {suite.name} {name}: {suite.known[name]}")
+            else:
+                say(f"FAILED {suite.name} {name}")
+                self.ours_only.append(name)
 
 
 def main():
