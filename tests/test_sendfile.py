@@ -235,6 +235,7 @@ async def test_a_second_one_meanwhile(loop, link, file):
     assert await within(task) == 32 << 20
 
 
+@pytest.mark.not_on("asyncio", reason="one call may send it all")
 async def test_others_have_their_turns(loop, link, file):
     """However fast the peer takes it."""
     transport, _, peer = await link(Recorder)
@@ -246,23 +247,21 @@ async def test_others_have_their_turns(loop, link, file):
         while left:
             left -= peer.recv_into(buffer)
 
-    gaps = []
+    turns = 0
 
     async def tick():
-        last = loop.time()
+        nonlocal turns
         while True:
             await asyncio.sleep(0)
-            now = loop.time()
-            gaps.append(now - last)
-            last = now
+            turns += 1
 
     ticking = loop.create_task(tick())
     reading = asyncio.create_task(in_thread(drain))
     assert await within(loop.sendfile(transport, file)) == 128 << 20
     await reading
     ticking.cancel()
-    assert len(gaps) > 20
-    assert max(gaps) < 0.5
+    # One call sends 8 MiB at most.
+    assert turns >= 15
 
 
 @pytest.fixture
