@@ -87,6 +87,7 @@ SUITES = [
         ["anyio", "xdist"],
         ["-n0"],
         ["tests/protocols", "tests/test_server.py", "tests/test_ssl.py"],
+        ["tests", "--ignore=tests/benchmarks"],
         extra="[standard]",
     ),
     Suite(
