@@ -212,6 +212,25 @@ class Loop:
         """Completes when the socket may be readable (retry, and wait again
         on BlockingIOError).  Raises RuntimeError for a transport's socket."""
     def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]: ...
+    # -- names ------------------------------------------------------------
+    def _look_up(
+        self,
+        host: bytes | None,
+        service: bytes | None,
+        family: int,
+        type: int,
+        proto: int,
+        flags: int,
+        /,
+    ) -> Any:
+        """The list of socket.getaddrinfo() with plain numbers, or where the
+        answer takes a look-up a future of it."""
+    def _look_up_name(self, sockaddr: Any, flags: int, /) -> Any:
+        """(host, service), or a future of it; None if the address is
+        malformed."""
+    def _forget_look_up(self, future: asyncio.Future[Any], /) -> None:
+        """Nobody waits for this future any more; does nothing if it is
+        done."""
     # -- transports and servers ---------------------------------------------
     def _make_socket_transport(
         self,

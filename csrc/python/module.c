@@ -282,6 +282,7 @@ make_types(PyObject *module, module_state *state)
         add_methods(state->loop_type, fnet_sock_methods) < 0 ||
         add_methods(state->loop_type, fnet_server_methods) < 0 ||
         add_methods(state->loop_type, fnet_pipe_methods) < 0 ||
+        add_methods(state->loop_type, fnet_names_methods) < 0 ||
         add_methods(state->loop_type, fnet_stats_methods) < 0) {
         return -1;
     }
