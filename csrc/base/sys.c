@@ -46,7 +46,19 @@
 #define RAW_SEND(fd, buf, len) send(fd, buf, len, MSG_NOSIGNAL)
 #define RAW_SENDMSG(fd, msg) sendmsg(fd, msg, MSG_NOSIGNAL)
 #define RAW_EPOLL_WAIT(epfd, events, max, ms) epoll_wait(epfd, events, max, ms)
+#define RAW_RECVFROM(fd, buf, len, flags, addr, addrlen)                      \
+    recvfrom(fd, buf, len, flags, addr, addrlen)
+#define RAW_SENDTO(fd, buf, len, flags, addr, addrlen)                        \
+    sendto(fd, buf, len, (flags) | MSG_NOSIGNAL, addr, addrlen)
+#define RAW_SENDMSG_FLAGS(fd, msg, flags)                                     \
+    sendmsg(fd, msg, (flags) | MSG_NOSIGNAL)
 #else
+#define RAW_RECVFROM(fd, buf, len, flags, addr, addrlen)                      \
+    syscall(SYS_recvfrom, fd, buf, len, flags, addr, addrlen)
+#define RAW_SENDTO(fd, buf, len, flags, addr, addrlen)                        \
+    syscall(SYS_sendto, fd, buf, len, (flags) | MSG_NOSIGNAL, addr, addrlen)
+#define RAW_SENDMSG_FLAGS(fd, msg, flags)                                     \
+    syscall(SYS_sendmsg, fd, msg, (flags) | MSG_NOSIGNAL)
 #define RAW_RECV(fd, buf, len)                                                \
     syscall(SYS_recvfrom, fd, buf, len, 0, NULL, NULL)
 #define RAW_RECVMSG(fd, msg, flags) syscall(SYS_recvmsg, fd, msg, flags)
@@ -86,6 +98,32 @@ fnet_sys_sendmsg(int fd, const struct msghdr *msg)
 {
     ssize_t n;
     RETRY(n, RAW_SENDMSG(fd, msg));
+    return n;
+}
+
+ssize_t
+fnet_sys_recvfrom(int fd, void *buf, size_t len, int flags,
+                  struct sockaddr *addr, socklen_t *addrlen)
+{
+    ssize_t n;
+    RETRY(n, RAW_RECVFROM(fd, buf, len, flags, addr, addrlen));
+    return n;
+}
+
+ssize_t
+fnet_sys_sendto(int fd, const void *buf, size_t len, int flags,
+                const struct sockaddr *addr, socklen_t addrlen)
+{
+    ssize_t n;
+    RETRY(n, RAW_SENDTO(fd, buf, len, flags, addr, addrlen));
+    return n;
+}
+
+ssize_t
+fnet_sys_sendmsg_flags(int fd, const struct msghdr *msg, int flags)
+{
+    ssize_t n;
+    RETRY(n, RAW_SENDMSG_FLAGS(fd, msg, flags));
     return n;
 }
 
@@ -198,6 +236,18 @@ fnet_sys_epoll_wait(int epfd, struct epoll_event *events, int max,
         atomic_store_explicit(&no_pwait2, true, memory_order_relaxed);
     }
     return wait_ms(epfd, events, max, timeout_ns);
+}
+
+int
+fnet_sys_poll(struct pollfd *fds, unsigned count, int64_t timeout_ns)
+{
+    struct timespec timeout = {0};
+    if (timeout_ns >= 0) {
+        timeout.tv_sec = (time_t)(timeout_ns / FNET_SEC);
+        timeout.tv_nsec = (long)(timeout_ns % FNET_SEC);
+    }
+    int n = ppoll(fds, count, timeout_ns < 0 ? NULL : &timeout, NULL);
+    return n < 0 ? -errno : n;
 }
 
 void
