@@ -23,9 +23,19 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .loop import EventLoop
+from .socket import (
+    Socket,
+    create_connection,
+    create_server,
+    from_socket,
+    fromfd,
+    socketpair,
+)
 
 __version__ = "0.1.0"
 __all__ = ["EventLoop", "new_event_loop", "run"]
+__all__ += ["Socket", "create_connection", "create_server"]
+__all__ += ["from_socket", "fromfd", "socketpair"]
 
 _T = TypeVar("_T")
 

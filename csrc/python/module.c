@@ -224,7 +224,8 @@ module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
 
-    if (import_names(state) < 0 || make_types(module, state) < 0) {
+    if (import_names(state) < 0 || make_types(module, state) < 0 ||
+        fnet_socket_add_types(module, state) < 0) {
         return -1;
     }
     return 0;
@@ -243,7 +244,11 @@ module_exec(PyObject *module)
     DO((state)->watch_type);                                                  \
     DO((state)->sockop_type);                                                 \
     DO((state)->connset_type);                                                \
-    DO((state)->sockview_type)
+    DO((state)->sockview_type);                                               \
+    DO((state)->blocking_type);                                               \
+    DO((state)->reader_type);                                                 \
+    DO((state)->socket_class);                                                \
+    DO((state)->raw_socket_type)
 
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
