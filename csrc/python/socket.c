@@ -13,11 +13,14 @@
 static PyObject *
 socket_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    SocketObject *self = (SocketObject *)type->tp_alloc(type, 0);
+    module_state *state = fnet_state_of_type(type);
+    SocketObject *self =
+        state == NULL ? NULL : (SocketObject *)type->tp_alloc(type, 0);
 
     if (self == NULL) {
         return NULL;
     }
+    self->state = state;
     int rc = fnet_fd_init(&self->fd, -1);
     if (rc < 0) {
         type->tp_free((PyObject *)self);
@@ -153,9 +156,8 @@ socket_init(SocketObject *self, PyObject *args, PyObject *kwargs)
                                      &family, &type, &proto, &fileno)) {
         return -1;
     }
-    int rc = fileno != Py_None
-                 ? init_fileno(self, fileno, family, type, proto)
-                 : init_new(self, family, type, proto);
+    int rc = fileno != Py_None ? init_fileno(self, fileno, family, type, proto)
+                               : init_new(self, family, type, proto);
     if (rc < 0 || use_default_timeout(self) < 0) {
         return -1;
     }
@@ -166,8 +168,10 @@ socket_init(SocketObject *self, PyObject *args, PyObject *kwargs)
 }
 
 PyObject *
-fnet_socket_wrap(module_state *state, const SocketObject *like, int number)
+fnet_socket_wrap(const SocketObject *like, int number)
 {
+    module_state *state = like->state;
+
     if (state->socket_class == NULL) {
         PyObject *found = fnet_socket_cold("Socket");
         if (found == NULL) {
@@ -239,8 +243,8 @@ close_if_unused(SocketObject *self)
         return;
     }
     if (self->linger) {
-        Py_BEGIN_ALLOW_THREADS
-        (void)fnet_fd_close(&self->fd);
+        Py_BEGIN_ALLOW_THREADS(void)
+        fnet_fd_close(&self->fd);
         Py_END_ALLOW_THREADS
     }
     else {
@@ -319,11 +323,8 @@ socket_fileno(SocketObject *self, PyObject *unused)
 PyObject *
 fnet_socket_raw(SocketObject *self)
 {
-    module_state *state = fnet_state_of_type(Py_TYPE(self));
+    module_state *state = self->state;
 
-    if (state == NULL) {
-        return NULL;
-    }
     if (state->raw_socket_type == NULL) {
         PyObject *module = PyImport_ImportModule("_socket");
         state->raw_socket_type =
@@ -407,7 +408,8 @@ static PyMemberDef socket_members[] = {
 
 static PyMethodDef socket_methods[] = {
     {"close", (PyCFunction)socket_close, METH_NOARGS,
-     "Wakes every blocked call, which raise OSError (EBADF, \"closed\") as all\n"
+     "Wakes every blocked call, which raise OSError (EBADF, \"closed\") as "
+     "all\n"
      "later ones do; the descriptor is closed when the last one has left.\n"
      "Any thread, any number of times; does not wait.  Files over the socket\n"
      "keep it open until they are closed, as in the socket module."},
@@ -417,7 +419,8 @@ static PyMethodDef socket_methods[] = {
      "One file less."},
     {"detach", (PyCFunction)socket_detach, METH_NOARGS,
      "Ends the socket without closing the descriptor, which is returned: as\n"
-     "close(), and waits until the blocked calls have left.  BufferError while\n"
+     "close(), and waits until the blocked calls have left.  BufferError "
+     "while\n"
      "bytes of an unfinished recv_exactly() are here."},
     {"fileno", (PyCFunction)socket_fileno, METH_NOARGS,
      "The descriptor; -1 once closed."},
@@ -465,8 +468,8 @@ int
 fnet_socket_add_types(PyObject *module, module_state *state)
 {
     PyMethodDef *tables[] = {
-        fnet_socket_io_methods,   fnet_socket_send_methods,
-        fnet_socket_addr_methods, fnet_socket_read_methods,
+        fnet_socket_io_methods,     fnet_socket_send_methods,
+        fnet_socket_addr_methods,   fnet_socket_read_methods,
         fnet_socket_option_methods,
     };
 

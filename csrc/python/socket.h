@@ -24,6 +24,7 @@ typedef struct fnet_inbuf {
 typedef struct SocketObject {
     PyObject_HEAD
     fnet_fd fd;
+    module_state *state; /* constant */
     /* constant after __init__ */
     int family, type, proto;
     bool ours;   /* made here: its O_NONBLOCK flag may be changed */
@@ -141,8 +142,7 @@ extern PyType_Spec fnet_socket_spec;
 extern PyMethodDef fnet_socket_option_methods[];
 /* pyfastnet.Socket around a descriptor, which it owns from now on; closed if
  * that fails.  `like` says what kind. */
-PyObject *fnet_socket_wrap(module_state *state, const SocketObject *like,
-                           int number);
+PyObject *fnet_socket_wrap(const SocketObject *like, int number);
 /* A socket.socket on the same number: for one call, then detached. */
 PyObject *fnet_socket_raw(SocketObject *self);
 void fnet_socket_raw_done(PyObject *raw);
@@ -154,7 +154,8 @@ PyObject *fnet_socket_cold_call(SocketObject *self, const char *name,
 PyObject *fnet_socket_cold_call_tuple(SocketObject *self, const char *name,
                                       PyObject *args, PyObject *kwargs);
 
-/* -- arguments (socket_errors.c) ----------------------------------------------- */
+/* -- arguments (socket_errors.c)
+ * ----------------------------------------------- */
 
 /* ns of a number of seconds, rounded up; < 0 with an exception. */
 int64_t fnet_socket_ns(PyObject *seconds);

@@ -376,13 +376,9 @@ prepare_listener(SocketObject *self)
 static PyObject *
 socket_accept(SocketObject *self, PyObject *unused)
 {
-    module_state *state = fnet_state_of_type(Py_TYPE(self));
     fnet_call call;
     accepting a;
 
-    if (state == NULL) {
-        return NULL;
-    }
     ssize_t n = fnet_call_begin(&call, self, "accept", FNET_FD_READ, 0);
     if (n < 0) {
         return fnet_socket_fail(self, "accept", NULL, n);
@@ -394,7 +390,7 @@ socket_accept(SocketObject *self, PyObject *unused)
     if (n < 0) {
         return fnet_socket_fail(self, "accept", NULL, n);
     }
-    PyObject *conn = fnet_socket_wrap(state, self, (int)n);
+    PyObject *conn = fnet_socket_wrap(self, (int)n);
     if (conn == NULL) {
         return NULL;
     }

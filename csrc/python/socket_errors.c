@@ -129,8 +129,8 @@ set_oserror(int error, PyObject *message)
 {
     PyObject *args =
         message == NULL ? NULL : Py_BuildValue("(iO)", error, message);
-    PyObject *exc = args == NULL ? NULL : PyObject_Call(PyExc_OSError, args,
-                                                        NULL);
+    PyObject *exc =
+        args == NULL ? NULL : PyObject_Call(PyExc_OSError, args, NULL);
     if (exc != NULL) {
         PyErr_SetObject((PyObject *)Py_TYPE(exc), exc);
     }
@@ -181,7 +181,8 @@ fnet_socket_reword(SocketObject *self, const char *name, PyObject *address)
     PyObject *number = NULL;
 
     /* Not those of name look-ups, which have numbers of their own. */
-    if (exc != NULL && PyObject_TypeCheck(exc, (PyTypeObject *)PyExc_OSError) &&
+    if (exc != NULL &&
+        PyObject_TypeCheck(exc, (PyTypeObject *)PyExc_OSError) &&
         strchr(Py_TYPE(exc)->tp_name, '.') == NULL) {
         number = PyObject_GetAttrString(exc, "errno");
     }
@@ -208,4 +209,3 @@ fnet_socket_note_progress(const char *name, size_t count)
     Py_XDECREF(number);
     fnet_err_restore(exc);
 }
-

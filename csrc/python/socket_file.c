@@ -41,10 +41,9 @@ is_filled(filling *f)
     if (f->line && len > f->looked) {
         size_t most = len < f->need ? len : f->need;
         const char *data = f->in->data + f->in->start;
-        const char *at =
-            most > f->looked
-                ? memchr(data + f->looked, '\n', most - f->looked)
-                : NULL;
+        const char *at = most > f->looked
+                             ? memchr(data + f->looked, '\n', most - f->looked)
+                             : NULL;
         if (at != NULL) {
             f->found = (size_t)(at - data) + 1;
             return true;
@@ -268,8 +267,8 @@ reader_read(ReaderObject *self, PyObject *const *args, Py_ssize_t nargs)
         bytes = fail(self, &call, n);
     }
     else {
-        bytes = n > 0 && large ? read_large(self, &call, size)
-                               : take(self, size);
+        bytes =
+            n > 0 && large ? read_large(self, &call, size) : take(self, size);
     }
     fnet_call_end(&call);
     return bytes;
@@ -522,8 +521,7 @@ static PyMethodDef reader_methods[] = {
      "readinto(buffer) -> number of bytes; fewer at the end of the stream."},
     {"readinto1", (PyCFunction)reader_readinto1, METH_O,
      "readinto1(buffer) -> number of bytes of one receive."},
-    {"close", (PyCFunction)reader_close, METH_NOARGS,
-     "Lets the socket go."},
+    {"close", (PyCFunction)reader_close, METH_NOARGS, "Lets the socket go."},
     {"fileno", (PyCFunction)reader_fileno, METH_NOARGS,
      "The socket's descriptor."},
     {NULL, NULL, 0, NULL},
@@ -547,7 +545,6 @@ static PyType_Slot reader_slots[] = {
 PyType_Spec fnet_reader_spec = {
     .name = "pyfastnet._core.SocketReader",
     .basicsize = sizeof(ReaderObject),
-    .flags =
-        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = reader_slots,
 };

@@ -1,7 +1,7 @@
 /* socket_io: how a call runs, and recv(), send() and their kin. */
 #include "python/socket.h"
 
-#include "base/mem.h"
+#include "base/clock.h"
 #include "base/sys.h"
 
 #include <errno.h>
@@ -87,6 +87,61 @@ run_blocked(fnet_call *call, fnet_step step, void *arg, ssize_t n)
     }
 }
 
+/* -- to keep the GIL or not --------------------------------------------- */
+
+/* A call that keeps the GIL while it tries spares itself two hand-overs, and
+ * where another thread computes each of them costs a switch interval.  But
+ * where several threads talk at once, a send of 4 us with the GIL keeps the
+ * others from their bit of Python, and they go to sleep for it: 2.7 sleeps per
+ * exchange instead of 1.9 (csrc/README.md).  So taking the GIL back after a
+ * wait is timed: a short wait for it lets the next calls try without it, a
+ * long one (somebody computes) or none lets them keep it. */
+#define GIL_SHORT INT64_C(2000) /* ns: more than an uncontended one takes */
+#define GIL_LONG                                                              \
+    INT64_C(100000)  /* ns: nobody that only talks has it so long */
+#define GIL_CALLS 32 /* tried without it after a short wait */
+
+#ifdef Py_GIL_DISABLED
+
+static inline bool
+others_want_gil(SocketObject *self)
+{
+    return false;
+}
+
+#define TAKE_GIL(self, saved) PyEval_RestoreThread(saved)
+
+#else
+
+static inline bool
+others_want_gil(SocketObject *self)
+{
+    if (FNET_LIKELY(self->state->gil_wanted == 0)) {
+        return false;
+    }
+    self->state->gil_wanted--;
+    return true;
+}
+
+static void
+take_gil(SocketObject *self, PyThreadState *saved)
+{
+    int64_t before = fnet_clock_ns();
+    PyEval_RestoreThread(saved);
+    int64_t took = fnet_clock_ns() - before;
+
+    if (took > GIL_LONG) {
+        self->state->gil_wanted = 0;
+    }
+    else if (took > GIL_SHORT) {
+        self->state->gil_wanted = GIL_CALLS;
+    }
+}
+
+#define TAKE_GIL(self, saved) take_gil(self, saved)
+
+#endif
+
 ssize_t
 fnet_call_go(fnet_call *call, fnet_step step, void *arg, ssize_t n)
 {
@@ -94,9 +149,9 @@ fnet_call_go(fnet_call *call, fnet_step step, void *arg, ssize_t n)
         return n;
     }
     for (;;) {
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *saved = PyEval_SaveThread();
         n = run_blocked(call, step, arg, n);
-        Py_END_ALLOW_THREADS
+        TAKE_GIL(call->sock, saved);
         if (n != -EINTR) {
             return n;
         }
@@ -111,7 +166,7 @@ ssize_t
 fnet_call_run(fnet_call *call, fnet_step step, void *arg, bool keep)
 {
     ssize_t n = FNET_MORE;
-    if (keep) {
+    if (keep && !others_want_gil(call->sock)) {
         n = step(call->sock->fd.number, arg);
         if (FNET_LIKELY(n >= 0)) {
             return n;
@@ -135,10 +190,10 @@ fnet_step_receive(int number, void *arg)
     fnet_receive *r = arg;
 
     r->addrlen = sizeof(r->addr);
-    ssize_t n = fnet_sys_recvfrom(
-        number, r->buf + r->got, r->len - r->got, r->flags | MSG_DONTWAIT,
-        r->from ? (struct sockaddr *)&r->addr : NULL,
-        r->from ? &r->addrlen : NULL);
+    ssize_t n = fnet_sys_recvfrom(number, r->buf + r->got, r->len - r->got,
+                                  r->flags | MSG_DONTWAIT,
+                                  r->from ? (struct sockaddr *)&r->addr : NULL,
+                                  r->from ? &r->addrlen : NULL);
     if (n <= 0 || !r->all) {
         return n;
     }
@@ -216,9 +271,8 @@ static size_t
 receive_rest(fnet_call *call, fnet_receive *r, size_t got)
 {
     ssize_t n;
-    fnet_receive rest = {.buf = r->buf + got,
-                         .len = r->len - got,
-                         .flags = r->flags};
+    fnet_receive rest = {
+        .buf = r->buf + got, .len = r->len - got, .flags = r->flags};
     int number = call->sock->fd.number;
 
     Py_BEGIN_ALLOW_THREADS
@@ -245,8 +299,8 @@ receive_rest_bytes(fnet_call *call, fnet_receive *r)
     if (ioctl(call->sock->fd.number, FIONREAD, &there) < 0 || there < 0) {
         there = 0;
     }
-    size_t size = r->len - first < (size_t)there ? r->len
-                                                 : first + (size_t)there;
+    size_t size =
+        r->len - first < (size_t)there ? r->len : first + (size_t)there;
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
     if (bytes == NULL) {
         /* Nothing is lost if there is that much memory. */
@@ -295,8 +349,7 @@ fnet_check_size(Py_ssize_t size, const char *name)
     }
     if ((uint64_t)size >> 47 != 0) {
         if (size > PY_SSIZE_T_MAX - 64) {
-            PyErr_SetString(PyExc_OverflowError,
-                            "byte string is too large");
+            PyErr_SetString(PyExc_OverflowError, "byte string is too large");
         }
         else {
             PyErr_NoMemory();

@@ -197,9 +197,9 @@ socket_setsockopt(SocketObject *self, PyObject *const *args, Py_ssize_t nargs)
     if (fnet_fd_hold(&self->fd) < 0) {
         return fnet_socket_fail(self, "setsockopt", NULL, FNET_CLOSED);
     }
-    int rc = fnet_sys_set_int(
-        self->fd.number, (int)PyLong_AsLong(args[0]),
-        (int)PyLong_AsLong(args[1]), (int)PyLong_AsLong(args[2]));
+    int rc = fnet_sys_set_int(self->fd.number, (int)PyLong_AsLong(args[0]),
+                              (int)PyLong_AsLong(args[1]),
+                              (int)PyLong_AsLong(args[2]));
     fnet_fd_release(&self->fd);
     if (rc < 0) {
         return fnet_socket_fail(self, "setsockopt", NULL, rc);
@@ -244,8 +244,8 @@ socket_listen(SocketObject *self, PyObject *const *args, Py_ssize_t nargs)
     if (fnet_fd_hold(&self->fd) < 0) {
         return fnet_socket_fail(self, "listen", NULL, FNET_CLOSED);
     }
-    int rc = listen(self->fd.number, backlog < 0 ? 0 : backlog) < 0 ? -errno
-                                                                    : 0;
+    int rc =
+        listen(self->fd.number, backlog < 0 ? 0 : backlog) < 0 ? -errno : 0;
     fnet_fd_release(&self->fd);
     if (rc < 0) {
         return fnet_socket_fail(self, "listen", NULL, rc);
@@ -258,7 +258,8 @@ PyMethodDef fnet_socket_option_methods[] = {
     {"listen", (PyCFunction)(void (*)(void))socket_listen, METH_FASTCALL,
      "listen([backlog])."},
     {"settimeout", (PyCFunction)socket_settimeout, METH_O,
-     "settimeout(seconds or None): for each call that begins from now on.  It\n"
+     "settimeout(seconds or None): for each call that begins from now on.  "
+     "It\n"
      "counts from the moment the call has to wait, for the whole call;\n"
      "0: raise BlockingIOError instead of waiting."},
     {"gettimeout", (PyCFunction)fnet_socket_gettimeout, METH_NOARGS,
@@ -273,7 +274,8 @@ PyMethodDef fnet_socket_option_methods[] = {
      "calls, those blocked now too, end with TimeoutError; or in `after`\n"
      "seconds (0 and less: at once).  Once it has passed each call fails\n"
      "before any I/O, until it is moved.  None: no deadline.  Any thread."},
-    {"set_read_deadline", (PyCFunction)(void (*)(void))socket_set_read_deadline,
+    {"set_read_deadline",
+     (PyCFunction)(void (*)(void))socket_set_read_deadline,
      METH_VARARGS | METH_KEYWORDS,
      "set_deadline() for what receives and accepts."},
     {"set_write_deadline",

@@ -229,10 +229,10 @@ static size_t
 search(until *u, size_t len)
 {
     const char *data = u->in->data + u->in->start;
-    const char *at = len > u->looked
-                         ? memmem(data + u->looked, len - u->looked,
-                                  u->separator, u->size)
-                         : NULL;
+    const char *at =
+        len > u->looked
+            ? memmem(data + u->looked, len - u->looked, u->separator, u->size)
+            : NULL;
     if (at != NULL) {
         return (size_t)(at - data) + u->size;
     }
@@ -360,14 +360,17 @@ PyMethodDef fnet_socket_read_methods[] = {
     {"recv_exactly", (PyCFunction)socket_recv_exactly, METH_O,
      "recv_exactly(n) -> n bytes.  The time of settimeout() and the read\n"
      "deadline are for the whole call.  When it ends early with TimeoutError\n"
-     "or an exception of a signal handler, what has come is not lost: the next\n"
-     "read begins with it, `bytes_received` of the exception says how much it\n"
+     "or an exception of a signal handler, what has come is not lost: the "
+     "next\n"
+     "read begins with it, `bytes_received` of the exception says how much "
+     "it\n"
      "is.  asyncio.IncompleteReadError (an EOFError, with `partial`) at the\n"
      "end of the stream."},
     {"recv_until", (PyCFunction)(void (*)(void))socket_recv_until,
      METH_VARARGS | METH_KEYWORDS,
      "recv_until(separator, limit=65536) -> what comes up to and with the\n"
-     "separator, and not a byte beyond it.  Ends early as recv_exactly() does;\n"
+     "separator, and not a byte beyond it.  Ends early as recv_exactly() "
+     "does;\n"
      "ValueError, with nothing lost, if it is longer than the limit."},
     {"pending", (PyCFunction)socket_pending, METH_NOARGS,
      "How many bytes of a read that ended early wait here, where select()\n"

@@ -411,7 +411,8 @@ PyMethodDef fnet_socket_send_methods[] = {
     {"sendall", (PyCFunction)(void (*)(void))socket_sendall, METH_FASTCALL,
      "sendall(data[, flags]): all of it, or of a list or tuple of bytes-like\n"
      "objects all of them in one system call where the kernel has room.\n"
-     "The time of settimeout() and the write deadline are for the whole call.\n"
+     "The time of settimeout() and the write deadline are for the whole "
+     "call.\n"
      "Whatever exception it raises has `bytes_sent`, what the kernel took."},
     {"sendto", (PyCFunction)(void (*)(void))socket_sendto, METH_FASTCALL,
      "sendto(data[, flags], address) -> number of bytes."},
