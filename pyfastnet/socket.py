@@ -448,12 +448,13 @@ def from_socket(sock: "_socket.socket") -> Socket:
     is detached, and its O_NONBLOCK flag stays as it is."""
     timeout = sock.gettimeout()
     family, kind, proto = int(sock.family), int(sock.type), sock.proto
+    if sock.fileno() < 0:
+        raise OSError(errno.EBADF, f"Bad file descriptor: from_socket({sock!r})")
     fd = sock.detach()
     try:
         ours = Socket(family, kind, proto, fileno=fd)
     except BaseException:
-        if fd >= 0:
-            os.close(fd)
+        os.close(fd)
         raise
     ours.settimeout(timeout)
     return ours

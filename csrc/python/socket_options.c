@@ -44,6 +44,16 @@ fnet_socket_ns(PyObject *object)
 /* -- time --------------------------------------------------------------- */
 
 static PyObject *
+set_timeout(SocketObject *self, const char *name, int64_t ns)
+{
+    if (fnet_fd_closed(&self->fd)) {
+        return fnet_socket_fail(self, name, NULL, FNET_CLOSED);
+    }
+    atomic_store_explicit(&self->timeout, ns, memory_order_relaxed);
+    Py_RETURN_NONE;
+}
+
+static PyObject *
 socket_settimeout(SocketObject *self, PyObject *value)
 {
     int64_t ns = -1;
@@ -54,8 +64,7 @@ socket_settimeout(SocketObject *self, PyObject *value)
             return NULL;
         }
     }
-    atomic_store_explicit(&self->timeout, ns, memory_order_relaxed);
-    Py_RETURN_NONE;
+    return set_timeout(self, "settimeout", ns);
 }
 
 PyObject *
@@ -75,9 +84,7 @@ socket_setblocking(SocketObject *self, PyObject *flag)
     if (block < 0) {
         return NULL;
     }
-    atomic_store_explicit(&self->timeout, block ? -1 : 0,
-                          memory_order_relaxed);
-    Py_RETURN_NONE;
+    return set_timeout(self, "setblocking", block ? -1 : 0);
 }
 
 static PyObject *
