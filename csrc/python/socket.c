@@ -206,7 +206,9 @@ socket_finalize(SocketObject *self)
         return;
     }
     PyObject *exc = fnet_err_take();
-    if (PyErr_ResourceWarning((PyObject *)self, 1, "unclosed %R", self) < 0 &&
+    /* One that was closed has waited for a file, which is garbage as well. */
+    if (!self->closed &&
+        PyErr_ResourceWarning((PyObject *)self, 1, "unclosed %R", self) < 0 &&
         PyErr_ExceptionMatches(PyExc_Warning)) {
         PyErr_WriteUnraisable((PyObject *)self);
     }
