@@ -257,31 +257,31 @@ close_if_unused(SocketObject *self)
 static PyObject *
 socket_close(SocketObject *self, PyObject *unused)
 {
-    FNET_BEGIN_SHARED(self)
+    FNET_BEGIN_SHARED(self);
     self->closed = true;
     close_if_unused(self);
-    FNET_END_SHARED()
+    FNET_END_SHARED();
     Py_RETURN_NONE;
 }
 
 static PyObject *
 socket_add_file(SocketObject *self, PyObject *unused)
 {
-    FNET_BEGIN_SHARED(self)
+    FNET_BEGIN_SHARED(self);
     self->io_refs++;
-    FNET_END_SHARED()
+    FNET_END_SHARED();
     Py_RETURN_NONE;
 }
 
 static PyObject *
 socket_drop_file(SocketObject *self, PyObject *unused)
 {
-    FNET_BEGIN_SHARED(self)
+    FNET_BEGIN_SHARED(self);
     if (self->io_refs > 0) {
         self->io_refs--;
     }
     close_if_unused(self);
-    FNET_END_SHARED()
+    FNET_END_SHARED();
     Py_RETURN_NONE;
 }
 

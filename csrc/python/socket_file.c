@@ -390,10 +390,10 @@ reader_close(ReaderObject *self, PyObject *unused)
 {
     bool first;
 
-    FNET_BEGIN_SHARED(self)
+    FNET_BEGIN_SHARED(self);
     first = !self->closed;
     self->closed = true;
-    FNET_END_SHARED()
+    FNET_END_SHARED();
     /* The buffer may be in use: it goes with the object. */
     return first ? PyObject_CallMethod((PyObject *)self->sock, "_drop_file",
                                        NULL)
