@@ -202,8 +202,8 @@ class Socket(_core.Socket):
             if regular and self._ours:
                 sent = self._sendfile(fileno, offset, -1 if count is None else count)
             else:
-                for sent in _copy_file(self, file, offset, count):
-                    pass
+                for so_far in _copy_file(self, file, offset, count):
+                    sent = so_far
             return sent
         except BaseException as exc:
             sent += getattr(exc, "bytes_sent", 0)
@@ -460,7 +460,7 @@ def from_socket(sock: "_socket.socket") -> Socket:
     return ours
 
 
-def fromfd(fd: int, family: int, type: int, proto: int = 0) -> Socket:
+def fromfd(fd: int, family: int, type: int, proto: int = 0) -> Socket:  # type: ignore[no-redef]
     """A socket on a duplicate of the descriptor."""
     copy = _socket.dup(fd)
     try:
@@ -470,7 +470,7 @@ def fromfd(fd: int, family: int, type: int, proto: int = 0) -> Socket:
         raise
 
 
-def socketpair(
+def socketpair(  # type: ignore[no-redef]
     family: int | None = None, type: int = SOCK_STREAM, proto: int = 0
 ) -> tuple[Socket, Socket]:
     """Two connected sockets: Unix sockets unless told otherwise."""
@@ -499,7 +499,7 @@ def _addresses(
     ]
 
 
-def create_connection(
+def create_connection(  # type: ignore[no-redef]
     address: tuple[Any, ...],
     timeout: Any = _GLOBAL_DEFAULT,
     source_address: Any = None,
@@ -549,7 +549,7 @@ def create_connection(
         errors.clear()
 
 
-def create_server(
+def create_server(  # type: ignore[no-redef]
     address: Any,
     *,
     family: int = AF_INET,

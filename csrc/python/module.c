@@ -244,11 +244,26 @@ module_exec(PyObject *module)
     DO((state)->watch_type);                                                  \
     DO((state)->sockop_type);                                                 \
     DO((state)->connset_type);                                                \
-    DO((state)->sockview_type);                                               \
+    DO((state)->sockview_type)
+
+#define FOR_EACH_OF_SOCKETS(state, DO)                                        \
     DO((state)->blocking_type);                                               \
     DO((state)->reader_type);                                                 \
     DO((state)->socket_class);                                                \
     DO((state)->raw_socket_type)
+
+static int
+visit_sockets(module_state *state, visitproc visit, void *arg)
+{
+    FOR_EACH_OF_SOCKETS(state, Py_VISIT);
+    return 0;
+}
+
+static void
+clear_sockets(module_state *state)
+{
+    FOR_EACH_OF_SOCKETS(state, Py_CLEAR);
+}
 
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -256,6 +271,10 @@ module_traverse(PyObject *module, visitproc visit, void *arg)
     module_state *state = PyModule_GetState(module);
 
     FOR_EACH_TYPE(state, Py_VISIT);
+    int rc = visit_sockets(state, visit, arg);
+    if (rc != 0) {
+        return rc;
+    }
     for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
         Py_VISIT(*field(state, imports[i].offset));
     }
@@ -270,6 +289,7 @@ module_clear(PyObject *module)
 
     fnet_handle_clear_freelists(state);
     FOR_EACH_TYPE(state, Py_CLEAR);
+    clear_sockets(state);
     for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
         Py_CLEAR(*field(state, imports[i].offset));
     }

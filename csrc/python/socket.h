@@ -36,6 +36,8 @@ typedef struct SocketObject {
     bool closed;      /* close() was called: waits for the files */
     bool nonblocking; /* the flag was set, for accept() */
     fnet_addr peer;   /* if known without asking */
+    /* whoever has the turn of the direction */
+    uint8_t waits[2]; /* so many calls are taken to have to wait */
     /* whoever has the read turn */
     bool big_datagrams; /* the last one was more than FNET_GIL_MAX */
     fnet_inbuf held;
@@ -56,6 +58,7 @@ typedef struct fnet_call {
     SocketObject *sock;
     const char *name; /* for the messages */
     bool wait;        /* false: it must not block */
+    bool waited;      /* set once it has */
     fnet_fd_op op;
 } fnet_call;
 

@@ -75,6 +75,7 @@ run_blocked(fnet_call *call, fnet_step step, void *arg, ssize_t n)
             rc = fnet_fd_pause(fd, &call->op, 1000000);
         }
         else if (n == -EAGAIN && call->wait) {
+            call->waited = true;
             rc = fnet_fd_wait(fd, &call->op);
         }
         else {
@@ -98,8 +99,9 @@ run_blocked(fnet_call *call, fnet_step step, void *arg, ssize_t n)
  * long one (somebody computes) or none lets them keep it. */
 #define GIL_SHORT INT64_C(2000) /* ns: more than an uncontended one takes */
 #define GIL_LONG                                                              \
-    INT64_C(100000)  /* ns: nobody that only talks has it so long */
-#define GIL_CALLS 32 /* tried without it after a short wait */
+    INT64_C(100000)   /* ns: nobody that only talks has it so long */
+#define GIL_CALLS 256 /* tried without it after a short wait */
+#define FORESEEN 16   /* calls taken to wait because one before has waited */
 
 #ifdef Py_GIL_DISABLED
 
@@ -165,12 +167,26 @@ fnet_call_go(fnet_call *call, fnet_step step, void *arg, ssize_t n)
 ssize_t
 fnet_call_run(fnet_call *call, fnet_step step, void *arg, bool keep)
 {
+    SocketObject *self = call->sock;
+    uint8_t *waits = &self->waits[call->op.dir];
     ssize_t n = FNET_MORE;
-    if (keep && !others_want_gil(call->sock)) {
-        n = step(call->sock->fd.number, arg);
-        if (FNET_LIKELY(n >= 0)) {
-            return n;
-        }
+
+    if (keep && !others_want_gil(self)) {
+        n = step(self->fd.number, arg);
+        *waits = n == -EAGAIN ? FORESEEN : 0;
+        return FNET_LIKELY(n >= 0) ? n : fnet_call_go(call, step, arg, n);
+    }
+    if (keep && *waits > 0 && call->wait) {
+        /* Others had to wait before, and so will this: the GIL is given up in
+         * any case, a try would be one system call more. */
+        n = -EAGAIN;
+        --*waits;
+    }
+    else {
+        call->waited = false;
+        n = fnet_call_go(call, step, arg, n);
+        *waits = call->waited ? FORESEEN : 0;
+        return n;
     }
     return fnet_call_go(call, step, arg, n);
 }
@@ -524,6 +540,7 @@ recv_into(SocketObject *self, into_args *into, const char *name, bool from)
     fnet_receive r;
     PyObject *address = NULL;
 
+    r.addrlen = 0;
     ssize_t n = fnet_call_begin(&call, self, name, FNET_FD_READ, into->flags);
     if (n == 0) {
         receive_init(&r, self, into->view.buf, (size_t)into->size,
