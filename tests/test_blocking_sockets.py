@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 
 import pytest
 
@@ -794,9 +793,3 @@ def test_our_own_sockets_are_handed_out_in_blocking_mode(stack):
     fd = listener.detach()
     assert os.get_blocking(fd)
     os.close(fd)
-
-
-def test_no_warnings_on_import():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert pyfastnet.Socket is Socket
