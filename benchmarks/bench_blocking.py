@@ -4,10 +4,10 @@
     python -m benchmarks.bench_blocking [-w TCPPersistent,Framed] [-r 5]
         [-m socket,pyfastnet] [-t 1,2,4,8] [--json FILE]
 
--t: so many client threads, and as many of the server, exchange 512-byte
-messages; all threads are started beforehand.  TCPOneShot makes a connection
-for each exchange (every thread of the server accepts), TCPPersistent keeps
-one for each client thread; with Timeout, 5 s are set on each connection.
+-t: so many client threads exchange 512-byte messages, each with a server
+thread that has a listener of its own; all are started beforehand.  TCPOneShot
+makes a connection for each exchange, TCPPersistent keeps one for each client
+thread; with Timeout, 5 s are set on each connection.
 Framed exchanges messages of 512 bytes behind four of length: sendall() of the
 joined message and loops around recv() with the socket module, sendall() of
 both parts and recv_exactly() with pyfastnet.
@@ -99,12 +99,11 @@ def measure(module, name, threads):
     keep, timeout, framed, count = WORKLOADS[name]
     net = importlib.import_module(module)
     send, recv = calls(net, framed)
-    listener = net.create_server(("127.0.0.1", 0), backlog=1024)
-    address = listener.getsockname()
+    listeners = [net.create_server(("127.0.0.1", 0)) for _ in range(threads)]
     gate = threading.Barrier(threads + 1)
     body = b"x" * SIZE
 
-    def serve():
+    def serve(listener):
         with contextlib.suppress(OSError):
             while True:
                 conn, _ = listener.accept()
@@ -116,32 +115,35 @@ def measure(module, name, threads):
                         if not keep:
                             break
 
-    def connect():
-        sock = net.create_connection(address)
+    def connect(listener):
+        sock = net.create_connection(listener.getsockname())
         if timeout:
             sock.settimeout(TIMEOUT)
         return sock
 
-    def persistent(exchanges):
-        with connect() as sock:
+    def persistent(listener, exchanges):
+        with connect(listener) as sock:
             gate.wait()
             for _ in range(exchanges):
                 send(sock, body)
                 recv(sock)
             gate.wait()
 
-    def oneshot(exchanges):
+    def oneshot(listener, exchanges):
         gate.wait()
         for _ in range(exchanges):
-            with connect() as sock:
+            with connect(listener) as sock:
                 send(sock, body)
                 recv(sock)
         gate.wait()
 
-    work = [(serve, ())] * threads
-    work += [(persistent if keep else oneshot, (count // threads,))] * threads
-    for target, args in work:
-        threading.Thread(target=target, args=args, daemon=True).start()
+    client = persistent if keep else oneshot
+    for listener in listeners:
+        for target, args in (
+            (serve, (listener,)),
+            (client, (listener, count // threads)),
+        ):
+            threading.Thread(target=target, args=args, daemon=True).start()
     gate.wait()
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
     gate.wait()

@@ -53,6 +53,11 @@
 #define RAW_SENDMSG_FLAGS(fd, msg, flags)                                     \
     sendmsg(fd, msg, (flags) | MSG_NOSIGNAL)
 #else
+#if defined(__LP64__) /* where the kernel's timespec is the C library's */
+#define RAW_PPOLL(fds, count, timeout)                                        \
+    (int)syscall(SYS_ppoll, fds, (unsigned long)(count), timeout, NULL,       \
+                 (size_t)8)
+#endif
 #define RAW_RECVFROM(fd, buf, len, flags, addr, addrlen)                      \
     syscall(SYS_recvfrom, fd, buf, len, flags, addr, addrlen)
 #define RAW_SENDTO(fd, buf, len, flags, addr, addrlen)                        \
@@ -67,6 +72,10 @@
 #define RAW_SENDMSG(fd, msg) syscall(SYS_sendmsg, fd, msg, MSG_NOSIGNAL)
 #define RAW_EPOLL_WAIT(epfd, events, max, ms)                                 \
     (int)syscall(SYS_epoll_pwait, epfd, events, max, ms, NULL, 8)
+#endif
+
+#ifndef RAW_PPOLL
+#define RAW_PPOLL(fds, count, timeout) ppoll(fds, count, timeout, NULL)
 #endif
 
 ssize_t
@@ -246,7 +255,7 @@ fnet_sys_poll(struct pollfd *fds, unsigned count, int64_t timeout_ns)
         timeout.tv_sec = (time_t)(timeout_ns / FNET_SEC);
         timeout.tv_nsec = (long)(timeout_ns % FNET_SEC);
     }
-    int n = ppoll(fds, count, timeout_ns < 0 ? NULL : &timeout, NULL);
+    int n = RAW_PPOLL(fds, count, timeout_ns < 0 ? NULL : &timeout);
     return n < 0 ? -errno : n;
 }
 

@@ -250,7 +250,8 @@ module_exec(PyObject *module)
     DO((state)->blocking_type);                                               \
     DO((state)->reader_type);                                                 \
     DO((state)->socket_class);                                                \
-    DO((state)->raw_socket_type)
+    DO((state)->raw_socket_type);                                             \
+    DO((state)->getdefaulttimeout)
 
 static int
 visit_sockets(module_state *state, visitproc visit, void *arg)

@@ -57,11 +57,16 @@ adopt(SocketObject *self, int number)
 static int
 use_default_timeout(SocketObject *self)
 {
-    PyObject *function = fnet_socket_cold("getdefaulttimeout");
-    PyObject *value = function == NULL ? NULL : PyObject_CallNoArgs(function);
+    module_state *state = self->state;
     int64_t ns = -1;
 
-    Py_XDECREF(function);
+    if (state->getdefaulttimeout == NULL) {
+        state->getdefaulttimeout = fnet_socket_cold("getdefaulttimeout");
+        if (state->getdefaulttimeout == NULL) {
+            return -1;
+        }
+    }
+    PyObject *value = PyObject_CallNoArgs(state->getdefaulttimeout);
     if (value == NULL) {
         return -1;
     }
@@ -117,7 +122,6 @@ init_fileno(SocketObject *self, PyObject *fileno, int family, int type,
     self->type = values[1] & ~(SOCK_NONBLOCK | SOCK_CLOEXEC);
     self->proto = values[2];
     self->ours = false;
-    self->linger = true;
     return 0;
 }
 
@@ -141,7 +145,6 @@ init_new(SocketObject *self, int family, int type, int proto)
     self->type = base;
     self->proto = proto;
     self->ours = true;
-    self->linger = false;
     return 0;
 }
 
@@ -191,7 +194,6 @@ fnet_socket_wrap(const SocketObject *like, int number)
     self->type = like->type;
     self->proto = like->proto;
     self->ours = true;
-    self->linger = like->linger; /* it is inherited */
     if (use_default_timeout(self) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -244,14 +246,10 @@ close_if_unused(SocketObject *self)
     if (!self->closed || self->io_refs > 0) {
         return;
     }
-    if (self->linger) {
-        Py_BEGIN_ALLOW_THREADS(void)
-        fnet_fd_close(&self->fd);
-        Py_END_ALLOW_THREADS
-    }
-    else {
-        (void)fnet_fd_close(&self->fd);
-    }
+    /* It may linger, and a FIN over the loopback takes 5 to 10 us. */
+    Py_BEGIN_ALLOW_THREADS(void)
+    fnet_fd_close(&self->fd);
+    Py_END_ALLOW_THREADS
 }
 
 static PyObject *

@@ -27,8 +27,7 @@ typedef struct SocketObject {
     module_state *state; /* constant */
     /* constant after __init__ */
     int family, type, proto;
-    bool ours;   /* made here: its O_NONBLOCK flag may be changed */
-    bool linger; /* close() may block */
+    bool ours; /* made here: its O_NONBLOCK flag may be changed */
     /* atomic: relaxed; ns, -1: none, 0: does not block */
     _Atomic(int64_t) timeout;
     /* guarded by the GIL or FNET_BEGIN_SHARED(self) */
@@ -36,8 +35,6 @@ typedef struct SocketObject {
     bool closed;      /* close() was called: waits for the files */
     bool nonblocking; /* the flag was set, for accept() */
     fnet_addr peer;   /* if known without asking */
-    /* whoever has the turn of the direction */
-    uint8_t waits[2]; /* so many calls are taken to have to wait */
     /* whoever has the read turn */
     bool big_datagrams; /* the last one was more than FNET_GIL_MAX */
     fnet_inbuf held;
@@ -58,7 +55,6 @@ typedef struct fnet_call {
     SocketObject *sock;
     const char *name; /* for the messages */
     bool wait;        /* false: it must not block */
-    bool waited;      /* set once it has */
     fnet_fd_op op;
 } fnet_call;
 

@@ -198,7 +198,6 @@ socket_setsockopt(SocketObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs != 3 || !is_small_int(args[0]) || !is_small_int(args[1]) ||
         !is_small_int(args[2])) {
-        self->linger = true; /* it may have been that one */
         return fnet_socket_cold_call(self, "_setsockopt", args, nargs);
     }
     if (fnet_fd_hold(&self->fd) < 0) {
