@@ -275,15 +275,18 @@ fnet_fd_end(fnet_fd *fd, fnet_fd_op *op)
 
 /* -- waiting ------------------------------------------------------------ */
 
-/* The operation's own time begins to run. */
-static void
+/* The operation's own time begins to run.  The time, if it was asked for. */
+static int64_t
 start_clock(fnet_fd_op *op)
 {
+    int64_t now = 0;
+
     if (op->timeout >= 0 && op->until == FNET_NEVER) {
-        int64_t now = fnet_clock_ns();
+        now = fnet_clock_ns();
         op->until = op->timeout < FNET_NEVER - now ? now + op->timeout
                                                    : FNET_NEVER - 1;
     }
+    return now;
 }
 
 /* With the lock, so that a deadline set from now on finds us in a list. */
@@ -329,7 +332,7 @@ fnet_fd_await_turn(fnet_fd *fd, fnet_fd_op *op)
     look_for_fork(fd);
     op->generation = fnet_fork_generation();
     op->turn = true;
-    start_clock(op);
+    (void)start_clock(op);
     fnet_sleeper_init(&sleeper);
     fnet_lock_acquire(&fd->lock);
     mine = take_or_queue_locked(fd, op);
@@ -341,7 +344,7 @@ fnet_fd_await_turn(fnet_fd *fd, fnet_fd_op *op)
         fnet_list_push(&fd->queue[op->dir], &sleeper.link);
         int64_t until = until_locked(fd, op);
         fnet_lock_release(&fd->lock);
-        rc = fnet_sleeper_sleep(&sleeper, -1, 0, until);
+        rc = fnet_sleeper_sleep(&sleeper, -1, 0, until, 0);
         fnet_lock_acquire(&fd->lock);
         mine = sleeper.granted; /* then it is out of the queue */
         fnet_sleeper_done_locked(&sleeper);
@@ -384,7 +387,7 @@ begin_again(fnet_fd *fd, fnet_fd_op *op)
  * positive, 0 or a negative errno. */
 static int
 sleep_once(fnet_fd *fd, const fnet_fd_op *op, int number, short events,
-           int64_t at_most)
+           int64_t at_most, int64_t now)
 {
     fnet_sleeper sleeper;
     int rc = 0;
@@ -397,7 +400,7 @@ sleep_once(fnet_fd *fd, const fnet_fd_op *op, int number, short events,
     fnet_lock_release(&fd->lock);
     if (!closing) {
         rc = fnet_sleeper_sleep(&sleeper, number, events,
-                                until < at_most ? until : at_most);
+                                until < at_most ? until : at_most, now);
     }
     fnet_lock_acquire(&fd->lock);
     fnet_sleeper_done_locked(&sleeper);
@@ -406,7 +409,7 @@ sleep_once(fnet_fd *fd, const fnet_fd_op *op, int number, short events,
 }
 
 static inline int
-before_sleep(fnet_fd *fd, fnet_fd_op *op)
+before_sleep(fnet_fd *fd, fnet_fd_op *op, int64_t *now)
 {
     if (FNET_UNLIKELY(op->generation != fnet_fork_generation())) {
         int rc = begin_again(fd, op);
@@ -414,7 +417,7 @@ before_sleep(fnet_fd *fd, fnet_fd_op *op)
             return rc;
         }
     }
-    start_clock(op);
+    *now = start_clock(op);
     return 0;
 }
 
@@ -422,10 +425,12 @@ int
 fnet_fd_wait(fnet_fd *fd, fnet_fd_op *op)
 {
     short events = op->dir == FNET_FD_READ ? POLLIN : POLLOUT;
-    int rc = before_sleep(fd, op);
+    int64_t now;
+    int rc = before_sleep(fd, op, &now);
 
     while (rc == 0) {
-        rc = sleep_once(fd, op, fd->number, events, FNET_NEVER);
+        rc = sleep_once(fd, op, fd->number, events, FNET_NEVER, now);
+        now = 0;
         if (rc == 0 && passed(fd, op)) {
             rc = -ETIMEDOUT;
         }
@@ -436,10 +441,11 @@ fnet_fd_wait(fnet_fd *fd, fnet_fd_op *op)
 int
 fnet_fd_pause(fnet_fd *fd, fnet_fd_op *op, int64_t ns)
 {
-    int rc = before_sleep(fd, op);
+    int64_t now;
+    int rc = before_sleep(fd, op, &now);
 
     if (rc == 0) {
-        rc = sleep_once(fd, op, -1, 0, fnet_clock_ns() + ns);
+        rc = sleep_once(fd, op, -1, 0, fnet_clock_ns() + ns, 0);
     }
     return rc < 0 ? rc : fnet_fd_check(fd, op);
 }
@@ -519,7 +525,7 @@ fnet_fd_await_end(fnet_fd *fd)
         bool wait = load(fd) >= REF;
         fnet_lock_release(&fd->lock);
         if (wait) {
-            rc = fnet_sleeper_sleep(&sleeper, -1, 0, FNET_NEVER);
+            rc = fnet_sleeper_sleep(&sleeper, -1, 0, FNET_NEVER, 0);
         }
         fnet_lock_acquire(&fd->lock);
         fd->drain = NULL;

@@ -127,7 +127,8 @@ fnet_sleeper_init(fnet_sleeper *sleeper)
 }
 
 int
-fnet_sleeper_sleep(fnet_sleeper *sleeper, int fd, short events, int64_t until)
+fnet_sleeper_sleep(fnet_sleeper *sleeper, int fd, short events, int64_t until,
+                   int64_t now)
 {
     struct pollfd fds[2] = {
         {.fd = fd, .events = events},
@@ -135,7 +136,7 @@ fnet_sleeper_sleep(fnet_sleeper *sleeper, int fd, short events, int64_t until)
     };
     int64_t timeout = -1;
     if (until != FNET_NEVER || sleeper->wakefd < 0) {
-        int64_t now = fnet_clock_ns();
+        now = now != 0 ? now : fnet_clock_ns();
         timeout = until > now ? until - now : 0;
         if (sleeper->wakefd < 0 && timeout > LOOK) {
             timeout = LOOK;

@@ -27,9 +27,9 @@ void fnet_sleeper_init(fnet_sleeper *sleeper);
 /* Waits for `events` on `fd` (-1: for the wake-up alone) until `until`, a time
  * of fnet_clock_ns() or FNET_NEVER.  Positive: the descriptor is ready; 0: the
  * wake-up came, or it is worth a look at the clock; or a negative errno
- * (-EINTR).  Without any lock. */
+ * (-EINTR).  `now`: the time, if it is known, else 0.  Without any lock. */
 int fnet_sleeper_sleep(fnet_sleeper *sleeper, int fd, short events,
-                       int64_t until);
+                       int64_t until, int64_t now);
 /* Any thread, with the lock; once per sleep, however often it is called. */
 void fnet_sleeper_wake_locked(fnet_sleeper *sleeper);
 /* The sleeper's thread, with the lock, after each sleep: out of its list, and
