@@ -251,7 +251,7 @@ module_exec(PyObject *module)
     DO((state)->reader_type);                                                 \
     DO((state)->socket_class);                                                \
     DO((state)->raw_socket_type);                                             \
-    DO((state)->getdefaulttimeout)
+    DO((state)->default_timeout)
 
 static int
 visit_sockets(module_state *state, visitproc visit, void *arg)

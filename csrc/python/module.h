@@ -49,7 +49,7 @@ typedef struct module_state {
     PyObject *report;           /* pyfastnet._report: the cold error paths */
     PyObject *socket_class;     /* pyfastnet.Socket, once it was needed */
     PyObject *raw_socket_type;  /* _socket.socket, likewise */
-    PyObject *getdefaulttimeout; /* socket.getdefaulttimeout, likewise */
+    PyObject *default_timeout;  /* socket.getdefaulttimeout, likewise */
     int gil_wanted;             /* calls that are to try without the GIL */
     /* names */
     PyObject *kw_loop, *kw_context, *str_data_received, *str_eof_received,

@@ -60,13 +60,13 @@ use_default_timeout(SocketObject *self)
     module_state *state = self->state;
     int64_t ns = -1;
 
-    if (state->getdefaulttimeout == NULL) {
-        state->getdefaulttimeout = fnet_socket_cold("getdefaulttimeout");
-        if (state->getdefaulttimeout == NULL) {
+    if (state->default_timeout == NULL) {
+        state->default_timeout = fnet_socket_cold("getdefaulttimeout");
+        if (state->default_timeout == NULL) {
             return -1;
         }
     }
-    PyObject *value = PyObject_CallNoArgs(state->getdefaulttimeout);
+    PyObject *value = PyObject_CallNoArgs(state->default_timeout);
     if (value == NULL) {
         return -1;
     }
