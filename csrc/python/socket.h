@@ -36,6 +36,7 @@ typedef struct SocketObject {
     bool nonblocking; /* the flag was set, for accept() */
     fnet_addr peer;   /* if known without asking */
     /* whoever has the read turn */
+    uint8_t waits;      /* reads in a row that had to wait */
     bool big_datagrams; /* the last one was more than FNET_GIL_MAX */
     fnet_inbuf held;
     PyObject *weakrefs;
