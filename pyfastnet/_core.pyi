@@ -15,6 +15,10 @@ def bind_methods(cls: _L) -> _L:
     call of one on exactly that class is cheaper.  The class; TypeError for
     any other."""
 
+def usable_cpus() -> int:
+    """CPUs that this process may use: its affinity and its control group's
+    quota, rounded up."""
+
 class Handle:
     """asyncio.Handle in C (`isinstance(h, asyncio.Handle)` holds)."""
 
@@ -78,7 +82,7 @@ class Loop:
     slow_callback_duration: float
     _current_handle: Any
 
-    def __init__(self, *, shards: int | None = None) -> None: ...
+    def __init__(self, *, shards: int = 1, adaptive: bool = False) -> None: ...
     # -- scheduling -------------------------------------------------------
     def call_soon(
         self,
@@ -123,6 +127,8 @@ class Loop:
         """Lets go of every descriptor, callback and transport of the core."""
     def _before_fork(self) -> None:
         """Sends what was written and stops the core's thread."""
+    def _after_fork_in_parent(self) -> None:
+        """After os.fork(): the workers go on."""
     def _after_fork(self) -> None:
         """In a child: closes the child's copies; the loop is unusable."""
     def _write_to_self(self) -> None:

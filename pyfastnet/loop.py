@@ -152,4 +152,15 @@ def _after_fork_in_child() -> None:
             loop._after_fork()
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+def _after_fork_in_parent() -> None:
+    this_thread = threading.get_ident()
+    for loop in list(_loops):
+        if not loop.is_closed() and loop._thread_id in (None, this_thread):
+            loop._after_fork_in_parent()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -20,6 +20,8 @@ from support import (
     Recorder,
     drain,
     listener,
+    not_with_home_away,
+    not_with_workers,
     read_exactly,
     run_script,
     turns,
@@ -164,6 +166,7 @@ async def test_a_reader_replaced_while_its_event_is_on_the_way(loop, how):
         other.close()
 
 
+@not_with_home_away
 @pytest.mark.not_on("asyncio", reason="a reader ends its sock_recv()")
 async def test_a_reader_replaced_after_a_wait(loop, pair):
     """sock_recv() beside a reader leaves its registration behind."""
@@ -398,6 +401,7 @@ class Small(BufferedRecorder):
         super().__init__(10)
 
 
+@not_with_workers
 @ours
 @pytest.mark.parametrize("then", ["pause", "switch", "close"])
 async def test_a_protocol_switched_to_small_buffers(loop, then):

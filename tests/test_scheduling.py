@@ -10,7 +10,7 @@ import tracemalloc
 import weakref
 
 import pytest
-from support import turns, within
+from support import not_with_workers, turns, within
 
 VAR = contextvars.ContextVar("VAR", default="unset")
 WAYS = ["call_soon", "call_soon_threadsafe", "call_later", "call_at"]
@@ -287,6 +287,7 @@ def test_stop_ends_after_the_turn(loop):
     assert ran == ["first", "same turn", "next turn"]
 
 
+@not_with_workers
 def test_ready_callbacks_before_events_before_timers(loop):
     ran = []
     mine, peer = socket.socketpair()

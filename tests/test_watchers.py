@@ -9,7 +9,7 @@ import socket
 import tempfile
 
 import pytest
-from support import Notes, drain, fill, turns, until, within
+from support import Notes, drain, fill, not_with_home_away, turns, until, within
 
 VAR = contextvars.ContextVar("VAR", default="unset")
 DIRECTIONS = ["reader", "writer"]
@@ -65,6 +65,7 @@ async def test_reader_is_called_while_there_is_data(loop, ends):
     await got.until(lambda: len(got.calls) > 3)
 
 
+@not_with_home_away
 async def test_one_call_for_each_turn(loop, ends):
     mine, peer = ends
     got = []
@@ -118,6 +119,7 @@ async def test_reader_and_writer_of_one_descriptor(loop, ends):
     assert "readable" not in got.calls
 
 
+@not_with_home_away
 async def test_reader_before_writer(loop, ends):
     mine, peer = ends
     got = []
@@ -141,6 +143,7 @@ async def test_the_second_call_replaces_the_first(loop, ends, direction):
     assert remove(loop, direction, mine) is False
 
 
+@not_with_home_away
 async def test_replaced_within_the_turn(loop, ends):
     """The event was found already: it is nothing to the old callback."""
     mine, peer = ends

@@ -69,7 +69,18 @@ note_released(fnet_lock *lock)
 int
 fnet_lock_init(fnet_lock *lock, enum fnet_lock_rank rank)
 {
-    int rc = pthread_mutex_init(&lock->mutex, NULL);
+    pthread_mutexattr_t attr;
+    int rc = pthread_mutexattr_init(&attr);
+
+    if (rc == 0) {
+#ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+        /* Locks are held for less than it takes to put a thread to sleep and
+         * wake it: a waiter looks a few times before. */
+        (void)pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
+#endif
+        rc = pthread_mutex_init(&lock->mutex, &attr);
+        pthread_mutexattr_destroy(&attr);
+    }
     if (rc != 0) {
         return -rc;
     }
@@ -118,4 +129,34 @@ fnet_lock_release(fnet_lock *lock)
     int rc = pthread_mutex_unlock(&lock->mutex);
     fnet_assert(rc == 0);
     (void)rc;
+}
+
+int
+fnet_cond_init(fnet_cond *cond)
+{
+    return -pthread_cond_init(&cond->cond, NULL);
+}
+
+void
+fnet_cond_fini(fnet_cond *cond)
+{
+    int rc = pthread_cond_destroy(&cond->cond);
+    fnet_assert(rc == 0);
+    (void)rc;
+}
+
+void
+fnet_cond_wait(fnet_cond *cond, fnet_lock *lock)
+{
+    note_released(lock);
+    int rc = pthread_cond_wait(&cond->cond, &lock->mutex);
+    fnet_assert(rc == 0);
+    (void)rc;
+    note_taken(lock);
+}
+
+void
+fnet_cond_broadcast(fnet_cond *cond)
+{
+    pthread_cond_broadcast(&cond->cond);
 }

@@ -12,7 +12,7 @@
 
 enum fnet_lock_rank {
     FNET_RANK_SHARDSET = 1,
-    FNET_RANK_OUTPUT = 2, /* a shard's pending output */
+    FNET_RANK_OUTPUT = 2, /* a shard's output; all of a shard that is lent */
     FNET_RANK_INBOX = 3,
     FNET_RANK_DEPOT = 4,
 };
@@ -31,6 +31,17 @@ void fnet_lock_acquire(fnet_lock *lock);
 /* False if another thread holds it. */
 bool fnet_lock_try(fnet_lock *lock);
 void fnet_lock_release(fnet_lock *lock);
+
+/* A condition; whoever waits for it or tells of it has the lock. */
+typedef struct fnet_cond {
+    pthread_cond_t cond;
+} fnet_cond;
+
+FNET_MUST_CHECK int fnet_cond_init(fnet_cond *cond);
+void fnet_cond_fini(fnet_cond *cond);
+/* Gives up the lock until the condition is told of; may return early. */
+void fnet_cond_wait(fnet_cond *cond, fnet_lock *lock);
+void fnet_cond_broadcast(fnet_cond *cond);
 
 #if FNET_DEBUG >= 1
 bool fnet_lock_is_mine(const fnet_lock *lock);

@@ -46,8 +46,10 @@ accept_one(fnet_listener *listener, fnet_batch *batch)
     struct sockaddr_storage addr;
     socklen_t len = sizeof(addr);
 
+    bool left = fnet_shard_leave(listener->shard);
     int fd =
         fnet_sys_accept(listener->source.fd, (struct sockaddr *)&addr, &len);
+    fnet_shard_enter(listener->shard, left);
     if (fd == -EAGAIN) {
         listener->pending = false;
         return false;
@@ -63,7 +65,7 @@ accept_one(fnet_listener *listener, fnet_batch *batch)
     listener->shard->stats.accepts++;
     size_t room;
     char *place =
-        fnet_batch_reserve(batch, listener->shard->cache, len + 1, &room);
+        fnet_batch_reserve(batch, listener->shard->read_cache, len + 1, &room);
     fnet_completion *item =
         fnet_batch_push(batch, &listener->source, FNET_WHAT_ACCEPTED, fd);
     if (place != NULL && len > 0) {
@@ -105,22 +107,29 @@ fnet_listener_attach(fnet_listener *listener, fnet_shard *shard, int fd,
     fnet_source_init(&listener->source, &listener_ops, owner);
     /* EPOLLEXCLUSIVE is not asked for: with processes that share a listener
      * it would leave edges behind. */
-    return fnet_poller_attach(&shard->poller, &listener->source, fd,
-                              (uint32_t)EPOLLIN | EPOLLET);
+    fnet_shard_lock(shard);
+    int rc = fnet_poller_attach(&shard->poller, &listener->source, fd,
+                                (uint32_t)EPOLLIN | EPOLLET);
+    fnet_shard_unlock(shard);
+    return rc;
 }
 
 void
 fnet_listener_detach(fnet_listener *listener)
 {
-    fnet_poller_detach(&listener->shard->poller, &listener->source, false);
+    fnet_shard_lock(listener->shard);
+    fnet_shard_detach_locked(listener->shard, &listener->source, false);
+    fnet_shard_unlock(listener->shard);
 }
 
 void
 fnet_listener_resume(fnet_listener *listener)
 {
+    fnet_shard_lock(listener->shard);
     listener->paused = false;
     if (fnet_source_attached(&listener->source)) {
         listener->pending = true;
         fnet_shard_make_ready(listener->shard, &listener->source);
     }
+    fnet_shard_unlock(listener->shard);
 }

@@ -49,12 +49,19 @@ send_some(fnet_stream *stream, size_t *offered)
     for (int i = 0; i < n; i++) {
         *offered += iov[i].iov_len;
     }
+    /* What is queued meanwhile goes behind these bytes. */
+    bool left = fnet_shard_leave(stream->shard);
+    ssize_t sent;
     if (n == 1) {
-        return fnet_sys_send(stream->source.fd, iov[0].iov_base,
-                             iov[0].iov_len);
+        sent =
+            fnet_sys_send(stream->source.fd, iov[0].iov_base, iov[0].iov_len);
     }
-    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n};
-    return fnet_sys_sendmsg(stream->source.fd, &msg);
+    else {
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n};
+        sent = fnet_sys_sendmsg(stream->source.fd, &msg);
+    }
+    fnet_shard_enter(stream->shard, left);
+    return sent;
 }
 
 static void
@@ -105,7 +112,7 @@ stream_flush(fnet_shard *shard, fnet_source *source)
 
     flush_locked(stream);
     if (has_report(stream)) {
-        if (shard->phase == FNET_PHASE_PASS) {
+        if (shard->phase != FNET_PHASE_TURN) {
             fnet_shard_make_ready(shard, source);
         }
         else {
@@ -192,13 +199,16 @@ receive(fnet_stream *stream, void *buf, size_t len)
     ssize_t got;
 
     stream->shard->stats.reads++;
+    bool left = fnet_shard_leave(stream->shard);
     if (!stream->with_rights) {
         got = fnet_sys_recv(stream->source.fd, buf, len);
+        fnet_shard_enter(stream->shard, left);
     }
     else {
         struct iovec iov = {.iov_base = buf, .iov_len = len};
         struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
         got = fnet_sys_recvmsg(stream->source.fd, &msg, 0);
+        fnet_shard_enter(stream->shard, left);
         if ((msg.msg_flags & MSG_CTRUNC) != 0) {
             stream->careful = true;
         }
@@ -251,7 +261,7 @@ receive_into_batch(fnet_stream *stream, fnet_batch *batch, ssize_t *got)
 {
     size_t room;
     char *place =
-        fnet_batch_reserve(batch, stream->shard->cache, MIN_ROOM, &room);
+        fnet_batch_reserve(batch, stream->shard->read_cache, MIN_ROOM, &room);
     if (place == NULL) {
         return false;
     }
@@ -282,7 +292,7 @@ stream_ready(fnet_shard *shard, fnet_source *source, fnet_batch *batch)
     if (!stream->wanted || !stream->readable || stream->ended) {
         return false;
     }
-    if (stream->direct) {
+    if (stream->direct && !fnet_shard_lent(shard)) {
         if (!stream->posted) {
             stream->posted = true;
             fnet_batch_push(batch, source, FNET_WHAT_READABLE, 0);
@@ -333,8 +343,11 @@ fnet_stream_attach(fnet_stream *stream, fnet_shard *shard, int fd, void *owner,
     fnet_source_init(&stream->source, &stream_ops, owner);
     fnet_chain_init(&stream->out);
     stream->sent_turn = UINT64_MAX;
-    return fnet_poller_attach(&shard->poller, &stream->source, fd,
-                              wanted_events(stream));
+    fnet_shard_lock(shard);
+    int rc = fnet_poller_attach(&shard->poller, &stream->source, fd,
+                                wanted_events(stream));
+    fnet_shard_unlock(shard);
+    return rc;
 }
 
 void
@@ -342,10 +355,10 @@ fnet_stream_detach(fnet_stream *stream, bool closing)
 {
     fnet_shard *shard = stream->shard;
 
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
+    fnet_shard_detach_locked(shard, &stream->source, closing);
     fnet_chain_clear(&stream->out, shard->cache, &shard->spent);
-    fnet_poller_detach(&shard->poller, &stream->source, closing);
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
 }
 
 void
@@ -353,31 +366,33 @@ fnet_stream_want(fnet_stream *stream, bool wanted)
 {
     fnet_shard *shard = stream->shard;
 
+    /* At home the lock is for the prompter, which may be asking for an edge
+     * of room at this moment. */
+    fnet_shard_lock(shard);
     stream->wanted = wanted;
-    if (!wanted || stream->ended) {
-        return;
+    if (wanted && !stream->ended) {
+        stream->quiet = 0;
+        uint32_t events = wanted_events(stream);
+        if (stream->source.events != events) {
+            (void)fnet_poller_modify(&shard->poller, &stream->source, events);
+        }
+        if (stream->readable) {
+            fnet_shard_make_ready(shard, &stream->source);
+        }
     }
-    stream->quiet = 0;
-    /* The prompter may be asking for an edge of room at this moment. */
-    fnet_lock_acquire(&shard->output);
-    uint32_t events = wanted_events(stream);
-    if (stream->source.events != events) {
-        (void)fnet_poller_modify(&shard->poller, &stream->source, events);
-    }
-    fnet_lock_release(&shard->output);
-    if (stream->readable) {
-        fnet_shard_make_ready(shard, &stream->source);
-    }
+    fnet_shard_unlock(shard);
 }
 
 void
 fnet_stream_set_direct(fnet_stream *stream, bool direct)
 {
+    fnet_shard_lock(stream->shard);
     stream->direct = direct;
     stream->posted = false;
     if (stream->readable && stream->wanted) {
         fnet_shard_make_ready(stream->shard, &stream->source);
     }
+    fnet_shard_unlock(stream->shard);
 }
 
 ssize_t
@@ -398,9 +413,11 @@ fnet_stream_taken(fnet_stream *stream)
 void
 fnet_stream_untake_eof(fnet_stream *stream)
 {
+    fnet_shard_lock(stream->shard);
     stream->ended = false;
     stream->readable = true;
     stream->hup = true;
+    fnet_shard_unlock(stream->shard);
 }
 
 /* Sends a piece that nothing stands before.  The bytes that went, or the
@@ -449,7 +466,8 @@ goes_at_once(const fnet_stream *stream, const fnet_piece *piece, size_t pieces)
 {
     const fnet_shard *shard = stream->shard;
 
-    if (!stream->writable || !fnet_chain_empty(&stream->out)) {
+    if (!stream->writable || !fnet_chain_empty(&stream->out) ||
+        fnet_shard_lent(shard)) {
         return false;
     }
     if (piece->len >= FNET_SEND_NOW ||
@@ -472,6 +490,10 @@ settle_locked(fnet_stream *stream, size_t pieces)
 
     if (fnet_chain_empty(&stream->out) || !stream->writable) {
         return; /* the edge of room brings the pass here */
+    }
+    if (fnet_shard_lent(shard)) {
+        fnet_shard_defer_locked(shard, &stream->source);
+        return;
     }
     bool now =
         stream->out.bytes >= FNET_SEND_NOW || shard->late || !shard->defer;
@@ -523,7 +545,7 @@ fnet_stream_write(fnet_stream *stream, fnet_piece *pieces, size_t n)
     fnet_shard *shard = stream->shard;
     ssize_t rc = 0;
 
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
     if (stream->error == 0 && !stream->shutdown) {
         rc = write_locked(stream, pieces, n);
     }
@@ -536,7 +558,7 @@ fnet_stream_write(fnet_stream *stream, fnet_piece *pieces, size_t n)
     if (rc == 0) {
         rc = (ssize_t)stream->out.bytes;
     }
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
     return rc;
 }
 
@@ -546,8 +568,9 @@ fnet_stream_flush(fnet_stream *stream)
     fnet_shard *shard = stream->shard;
     size_t left;
 
-    fnet_lock_acquire(&shard->output);
-    if (stream->writable && !fnet_chain_empty(&stream->out)) {
+    fnet_shard_lock(shard);
+    if (stream->writable && !fnet_chain_empty(&stream->out) &&
+        !fnet_shard_lent(shard)) {
         fnet_list_remove(&stream->source.dirty);
         flush_locked(stream);
         if (has_report(stream)) {
@@ -555,7 +578,7 @@ fnet_stream_flush(fnet_stream *stream)
         }
     }
     left = stream->out.bytes;
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
     return left;
 }
 
@@ -573,13 +596,13 @@ fnet_stream_notify(fnet_stream *stream, size_t low)
 {
     fnet_shard *shard = stream->shard;
 
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
     stream->notify = true;
     stream->low = low;
     if (has_report(stream)) {
         fnet_shard_make_ready(shard, &stream->source);
     }
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
 }
 
 void
@@ -587,11 +610,19 @@ fnet_stream_notify_room(fnet_stream *stream)
 {
     fnet_shard *shard = stream->shard;
 
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
     stream->notify_room = true;
     stream->writable = false;
-    rearm_output_locked(stream);
-    fnet_lock_release(&shard->output);
+    if (fnet_shard_lent(shard)) {
+        /* The worker may have had the edge since; this brings it again if
+         * there is room. */
+        (void)fnet_poller_modify(&shard->poller, &stream->source,
+                                 stream->source.events | (uint32_t)EPOLLOUT);
+    }
+    else {
+        rearm_output_locked(stream);
+    }
+    fnet_shard_unlock(shard);
 }
 
 void
@@ -599,13 +630,18 @@ fnet_stream_shutdown(fnet_stream *stream)
 {
     fnet_shard *shard = stream->shard;
 
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
     stream->shutdown = true;
-    flush_locked(stream);
+    if (fnet_shard_lent(shard)) {
+        fnet_shard_defer_locked(shard, &stream->source);
+    }
+    else {
+        flush_locked(stream);
+    }
     if (has_report(stream)) {
         fnet_shard_make_ready(shard, &stream->source);
     }
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
 }
 
 void
@@ -613,8 +649,9 @@ fnet_stream_drop(fnet_stream *stream)
 {
     fnet_shard *shard = stream->shard;
 
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
+    fnet_shard_await_idle_locked(shard, &stream->source);
     fnet_chain_clear(&stream->out, shard->cache, &shard->spent);
     fnet_list_remove(&stream->source.dirty);
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
 }

@@ -10,7 +10,8 @@
  *
  * Memory is the caller's; so is the descriptor: it is closed by the caller
  * after fnet_stream_detach().  Functions without a comment on threads are for
- * the loop's thread between passes. */
+ * the loop's thread between passes, or at any time while the shard is lent:
+ * then they only queue, and the worker sends. */
 #ifndef FNET_NET_STREAM_H
 #define FNET_NET_STREAM_H
 
@@ -35,7 +36,8 @@ typedef struct fnet_stream {
     fnet_source source;
     fnet_shard *shard;
 
-    /* owner (the pass; the loop's thread between passes) */
+    /* owner (the pass; the loop's thread between passes), and guarded by
+     * shard->output while that is lent */
     uint32_t last_read; /* bytes of the last receive */
     bool wanted;        /* input is wanted */
     bool readable;      /* there may be input */
@@ -77,7 +79,8 @@ void fnet_stream_detach(fnet_stream *stream, bool closing);
 void fnet_stream_want(fnet_stream *stream, bool wanted);
 void fnet_stream_set_direct(fnet_stream *stream, bool direct);
 /* A direct stream: receives, as recv(); call fnet_stream_taken() when done
- * with the READABLE that was delivered. */
+ * with the READABLE that was delivered.  While its shard is lent a direct
+ * stream posts DATA like others, and these two are not called. */
 FNET_MUST_CHECK ssize_t fnet_stream_recv(fnet_stream *stream, void *buf,
                                          size_t len);
 void fnet_stream_taken(fnet_stream *stream);

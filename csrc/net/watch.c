@@ -1,5 +1,7 @@
 #include "net/watch.h"
 
+#include <stdatomic.h>
+
 /* Events that nobody waited for before a kept registration is switched off:
  * with a reader that sleeps between its reads each costs a wake-up. */
 #define QUIET_EVENTS 2
@@ -36,6 +38,11 @@ watch_event(fnet_shard *shard, fnet_source *source, uint32_t events)
     if (wanted != 0) {
         watch->quiet = 0;
         watch->arrived |= wanted;
+        if (fnet_shard_lent(shard) && (source->events & EPOLLET) == 0 &&
+            fnet_poller_modify(&shard->poller, source, FNET_EVENTS_QUIET) ==
+                0) {
+            watch->muted = true;
+        }
         return true;
     }
     if ((source->events & EPOLLET) == 0) {
@@ -84,38 +91,108 @@ fnet_watch_init(fnet_watch *watch, fnet_shard *shard, void *owner)
     fnet_source_init(&watch->source, &watch_ops, owner);
 }
 
-int
-fnet_watch_set(fnet_watch *watch, int fd, uint32_t levels, uint32_t waits)
+static int
+set_locked(fnet_watch *watch, int fd, uint32_t levels, uint32_t waits)
 {
-    fnet_poller *poller = &watch->shard->poller;
+    fnet_shard *shard = watch->shard;
     uint32_t events = levels != 0 ? levels | waits : FNET_EVENTS_EDGE;
     int rc = 0;
 
     if (!fnet_source_attached(&watch->source)) {
         if ((levels | waits) != 0) {
-            rc = fnet_poller_attach(poller, &watch->source, fd, events);
+            rc =
+                fnet_poller_attach(&shard->poller, &watch->source, fd, events);
         }
     }
     else if (levels == 0 && waits == 0) {
         /* Kept for the next wait, unless it would report levels. */
-        if ((watch->source.events & EPOLLET) == 0) {
-            fnet_poller_detach(poller, &watch->source, false);
+        if ((watch->source.events & EPOLLET) == 0 || watch->muted) {
+            fnet_shard_detach_locked(shard, &watch->source, false);
         }
     }
-    else if (watch->source.events != events) {
-        rc = fnet_poller_modify(poller, &watch->source, events);
+    else if (watch->source.events != events ||
+             (fnet_shard_lent(shard) && (waits & ~watch->waits) != 0)) {
+        /* Lent: the worker may have had the edge between the call that said
+         * EAGAIN and now.  This brings it again if the condition holds. */
+        rc = fnet_poller_modify(&shard->poller, &watch->source, events);
     }
     if (rc == 0) {
         watch->levels = levels;
         watch->waits = waits;
         watch->arrived &= levels | waits;
+        watch->muted = false;
     }
+    return rc;
+}
+
+int
+fnet_watch_set(fnet_watch *watch, int fd, uint32_t levels, uint32_t waits)
+{
+    fnet_shard_lock(watch->shard);
+    int rc = set_locked(watch, fd, levels, waits);
+    fnet_shard_unlock(watch->shard);
     return rc;
 }
 
 void
 fnet_watch_detach(fnet_watch *watch)
 {
-    fnet_poller_detach(&watch->shard->poller, &watch->source, false);
+    fnet_watch_forget(watch, false);
+}
+
+void
+fnet_watch_forget(fnet_watch *watch, bool taken_over)
+{
+    fnet_shard_lock(watch->shard);
+    fnet_shard_detach_locked(watch->shard, &watch->source, taken_over);
     watch->levels = watch->waits = watch->arrived = 0;
+    watch->muted = false;
+    fnet_shard_unlock(watch->shard);
+}
+
+void
+fnet_watch_refresh(fnet_watch *watch)
+{
+    fnet_shard *shard = watch->shard;
+
+    fnet_shard_lock(shard);
+    if (fnet_source_attached(&watch->source) &&
+        fnet_poller_modify(&shard->poller, &watch->source,
+                           watch->source.events) < 0) {
+        fnet_shard_detach_locked(shard, &watch->source, false);
+        watch->levels = watch->waits = watch->arrived = 0;
+        watch->muted = false;
+    }
+    fnet_shard_unlock(shard);
+}
+
+uint64_t
+fnet_watch_sequence(fnet_watch *watch)
+{
+    fnet_shard *shard = watch->shard;
+    uint64_t sequence = 0;
+
+    fnet_shard_lock(shard);
+    if (fnet_shard_lent(shard)) {
+        /* A worker that sleeps has nothing in its batch yet. */
+        bool asleep = atomic_load_explicit(&shard->poller.asleep,
+                                           memory_order_relaxed) != 0;
+        sequence = shard->sequence - (asleep ? 1 : 0);
+    }
+    fnet_shard_unlock(shard);
+    return sequence;
+}
+
+void
+fnet_watch_taken(fnet_watch *watch)
+{
+    fnet_shard_lock(watch->shard);
+    if (watch->muted) {
+        watch->muted = false;
+        if (fnet_source_attached(&watch->source)) {
+            (void)fnet_poller_modify(&watch->shard->poller, &watch->source,
+                                     watch->levels | watch->waits);
+        }
+    }
+    fnet_shard_unlock(watch->shard);
 }

@@ -6,10 +6,13 @@
 void
 fnet_batch_init(fnet_batch *batch)
 {
-    batch->count = 0;
+    batch->count = batch->next = 0;
     batch->nblocks = 0;
     batch->used = 0;
     batch->bytes = 0;
+    batch->shard = NULL;
+    batch->sequence = 0;
+    fnet_list_init(&batch->link);
 }
 
 void
@@ -25,7 +28,7 @@ fnet_batch_reset(fnet_batch *batch, fnet_cache *cache, bool trim)
     while (batch->nblocks > keep) {
         fnet_cache_put(cache, BLOCK, batch->blocks[--batch->nblocks]);
     }
-    batch->count = 0;
+    batch->count = batch->next = 0;
     batch->used = 0;
     batch->bytes = 0;
 }
@@ -38,6 +41,7 @@ fnet_batch_push(fnet_batch *batch, fnet_source *source, enum fnet_what what,
     fnet_completion *item = &batch->items[batch->count++];
     *item = (fnet_completion){
         .source = source, .tag = source->tag, .result = result, .what = what};
+    source->sequence = batch->sequence;
     return item;
 }
 

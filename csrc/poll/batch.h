@@ -7,6 +7,7 @@
 #define FNET_POLL_BATCH_H
 
 #include "base/base.h"
+#include "base/list.h"
 #include "cache/cache.h"
 #include "poll/poller.h"
 
@@ -45,10 +46,16 @@ typedef struct fnet_completion {
 typedef struct fnet_batch {
     fnet_completion items[FNET_BATCH_MAX];
     unsigned count;
+    unsigned next; /* the first that was not delivered yet */
     char *blocks[FNET_BATCH_BLOCKS];
     unsigned nblocks;
     size_t used;  /* of the last block */
     size_t bytes; /* received, over all items */
+
+    /* Of a shard that is lent, see worker.h. */
+    fnet_list link;
+    struct fnet_shard *shard;
+    uint64_t sequence;
 } fnet_batch;
 
 void fnet_batch_init(fnet_batch *batch);

@@ -30,7 +30,8 @@ typedef struct fnet_source {
     fnet_list ready; /* in the shard's list while the pass has work with it */
     fnet_list dirty; /* in the shard's list while it has output */
     int fd;
-    uint32_t events; /* what it is registered for */
+    uint32_t events;   /* what it is registered for */
+    uint64_t sequence; /* of the last batch with a completion of it */
 } fnet_source;
 
 typedef struct fnet_slot {

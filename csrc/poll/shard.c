@@ -19,14 +19,24 @@ fnet_shard_init(fnet_shard *shard, fnet_depot *depot)
                           .landing_size = FNET_LANDING_MAX / 4};
     fnet_list_init(&shard->ready);
     fnet_list_init(&shard->dirty);
+    fnet_list_init(&shard->gated);
+    fnet_list_init(&shard->batches);
     fnet_chain_init(&shard->spent);
     rc = fnet_lock_init(&shard->output, FNET_RANK_OUTPUT);
     if (rc < 0) {
         return rc;
     }
+    rc = fnet_cond_init(&shard->idle);
+    if (rc < 0) {
+        goto fail_cond;
+    }
     rc = fnet_cache_new(&shard->cache, depot);
     if (rc < 0) {
         goto fail_cache;
+    }
+    rc = fnet_cache_new(&shard->read_cache, depot);
+    if (rc < 0) {
+        goto fail_read_cache;
     }
     rc = fnet_poller_init(&shard->poller);
     if (rc < 0) {
@@ -35,8 +45,12 @@ fnet_shard_init(fnet_shard *shard, fnet_depot *depot)
     return 0;
 
 fail_poller:
+    fnet_cache_free(shard->read_cache);
+fail_read_cache:
     fnet_cache_free(shard->cache);
 fail_cache:
+    fnet_cond_fini(&shard->idle);
+fail_cond:
     fnet_lock_fini(&shard->output);
     return rc;
 }
@@ -46,15 +60,19 @@ fnet_shard_fini(fnet_shard *shard)
 {
     fnet_assert(shard->poller.attached == 0);
     fnet_assert(fnet_chain_empty(&shard->spent));
+    fnet_assert(fnet_list_empty(&shard->batches) && shard->posted == 0);
     fnet_poller_fini(&shard->poller);
+    fnet_cache_free(shard->read_cache);
     fnet_cache_free(shard->cache);
+    fnet_cond_fini(&shard->idle);
     fnet_lock_fini(&shard->output);
 }
 
 void
 fnet_shard_reset_lock(fnet_shard *shard)
 {
-    if (fnet_lock_init(&shard->output, FNET_RANK_OUTPUT) < 0) {
+    if (fnet_lock_init(&shard->output, FNET_RANK_OUTPUT) < 0 ||
+        fnet_cond_init(&shard->idle) < 0) {
         fnet_panic("shard: no lock after fork");
     }
 }
@@ -66,15 +84,43 @@ fnet_shard_prepare_sleep(fnet_shard *shard)
     atomic_store(&shard->poller.asleep, 1);
 }
 
+/* Around an op that may leave the shard. */
+static inline void
+begin_op(fnet_shard *shard, fnet_source *source)
+{
+    shard->busy = source;
+}
+
+static inline void
+tell_idle(fnet_shard *shard)
+{
+    if (FNET_UNLIKELY(shard->busy_awaited)) {
+        shard->busy_awaited = false;
+        fnet_cond_broadcast(&shard->idle);
+    }
+}
+
+static inline void
+end_op(fnet_shard *shard)
+{
+    shard->busy = NULL;
+    tell_idle(shard);
+}
+
 static bool
 note_event(fnet_shard *shard, const struct epoll_event *event)
 {
     fnet_source *source = fnet_poller_lookup(&shard->poller, event->data.u64);
-    if (source == NULL || !source->ops->event(shard, source, event->events)) {
+    if (source == NULL) {
         return false;
     }
-    fnet_shard_make_ready(shard, source);
-    return true;
+    begin_op(shard, source);
+    bool wanted = source->ops->event(shard, source, event->events);
+    if (wanted) {
+        fnet_shard_make_ready(shard, source);
+    }
+    end_op(shard);
+    return wanted;
 }
 
 /* Waits until there is something for somebody.  A return with nothing for
@@ -116,6 +162,14 @@ poll_until_wanted(fnet_shard *shard, int64_t deadline)
     }
 }
 
+/* The loop has not returned the batch with the source's last completion yet:
+ * the pass reads ahead of Python by no more. */
+static inline bool
+is_gated(const fnet_shard *shard, const fnet_source *source)
+{
+    return source->sequence > shard->returned;
+}
+
 /* One round over the sources that have work now; what a source leaves, and
  * what found no room, waits for the next pass in the order of arrival. */
 static void
@@ -128,9 +182,15 @@ read_ready(fnet_shard *shard, fnet_batch *batch)
     fnet_list_splice(&todo, &shard->ready);
     while (!fnet_batch_full(batch) && (node = fnet_list_pop(&todo)) != NULL) {
         fnet_source *source = fnet_container_of(node, fnet_source, ready);
-        if (source->ops->ready(shard, source, batch)) {
-            fnet_list_push(&shard->ready, node);
+        if (FNET_UNLIKELY(is_gated(shard, source))) {
+            fnet_list_push(&shard->gated, node);
+            continue;
         }
+        begin_op(shard, source);
+        if (source->ops->ready(shard, source, batch)) {
+            fnet_shard_make_ready(shard, source);
+        }
+        end_op(shard);
     }
     if (!fnet_list_empty(&todo)) {
         fnet_list_splice(&todo, &shard->ready);
@@ -146,7 +206,7 @@ fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline)
     shard->late = false;
     fnet_lock_release(&shard->output);
     shard->stats.passes++;
-    fnet_batch_reset(batch, shard->cache, false);
+    fnet_batch_reset(batch, shard->read_cache, false);
     fnet_shard_flush_locked(shard);
     if (!fnet_list_empty(&shard->ready)) {
         deadline = FNET_NO_WAIT;
@@ -163,10 +223,12 @@ void
 fnet_shard_begin_turn(fnet_shard *shard, bool eager)
 {
     fnet_lock_acquire(&shard->output);
-    shard->phase = FNET_PHASE_TURN;
-    shard->turn++;
-    shard->turn_began = shard->now;
-    shard->eager = eager || !shard->defer;
+    if (!fnet_shard_lent(shard)) {
+        shard->phase = FNET_PHASE_TURN;
+        shard->turn++;
+        shard->turn_began = shard->now;
+        shard->eager = eager || !shard->defer;
+    }
     fnet_lock_release(&shard->output);
 }
 
@@ -181,7 +243,9 @@ fnet_shard_flush_locked(fnet_shard *shard)
     fnet_list_splice(&todo, &shard->dirty);
     while ((node = fnet_list_pop(&todo)) != NULL) {
         fnet_source *source = fnet_container_of(node, fnet_source, dirty);
+        begin_op(shard, source);
         source->ops->flush(shard, source);
+        end_op(shard);
     }
 }
 
@@ -189,7 +253,15 @@ void
 fnet_shard_flush(fnet_shard *shard)
 {
     fnet_lock_acquire(&shard->output);
-    fnet_shard_flush_locked(shard);
+    if (!fnet_shard_lent(shard)) {
+        fnet_shard_flush_locked(shard);
+    }
+    while (fnet_shard_lent(shard) &&
+           (shard->flushing || !fnet_list_empty(&shard->dirty))) {
+        shard->busy_awaited = true;
+        fnet_poller_wake_any(&shard->poller);
+        fnet_cond_wait(&shard->idle, &shard->output);
+    }
     fnet_lock_release(&shard->output);
 }
 
@@ -200,7 +272,8 @@ fnet_shard_defer_locked(fnet_shard *shard, fnet_source *source)
         shard->deferrals++;
     }
     /* Not only by the first of a turn: a fork may have stopped it since. */
-    if (!shard->prompter_up && shard->wake_prompter != NULL) {
+    if (!shard->prompter_up && shard->wake_prompter != NULL &&
+        !fnet_shard_lent(shard)) {
         shard->wake_prompter(shard->prompter);
     }
     if (fnet_list_empty(&source->dirty)) {
@@ -253,4 +326,114 @@ fnet_shard_return_landing(fnet_shard *shard, fnet_landing landing)
         }
     }
     fnet_panic("shard: a landing place that was not taken is returned");
+}
+
+/* -- lent ----------------------------------------------------------------- */
+
+static bool
+has_work_locked(const fnet_shard *shard)
+{
+    return !fnet_list_empty(&shard->dirty) || shard->recall || shard->stop ||
+           shard->trim ||
+           (!fnet_list_empty(&shard->ready) && !shard->starved) ||
+           (shard->starved && !fnet_list_empty(&shard->batches));
+}
+
+void
+fnet_shard_lock(fnet_shard *shard)
+{
+    fnet_lock_acquire(&shard->output);
+}
+
+void
+fnet_shard_unlock(fnet_shard *shard)
+{
+    /* The worker says that it sleeps with the lock held, and looks for work
+     * before: it has seen what was there then, and this is what came since.
+     * Not that it is lent: one that is just being returned looks again. */
+    bool wake =
+        FNET_UNLIKELY(fnet_shard_lent(shard)) &&
+        atomic_load_explicit(&shard->poller.asleep, memory_order_relaxed) &&
+        has_work_locked(shard);
+    fnet_lock_release(&shard->output);
+    if (wake) {
+        fnet_poller_wake_any(&shard->poller);
+    }
+}
+
+void
+fnet_shard_await_idle_locked(fnet_shard *shard, fnet_source *source)
+{
+    while (fnet_shard_lent(shard) && shard->busy == source) {
+        shard->busy_awaited = true;
+        fnet_cond_wait(&shard->idle, &shard->output);
+    }
+}
+
+void
+fnet_shard_detach_locked(fnet_shard *shard, fnet_source *source, bool closing)
+{
+    fnet_shard_await_idle_locked(shard, source);
+    fnet_poller_detach(&shard->poller, source, closing);
+}
+
+fnet_batch *
+fnet_shard_begin_batch_locked(fnet_shard *shard)
+{
+    fnet_list *node = fnet_list_pop(&shard->batches);
+
+    if (node == NULL) {
+        return NULL;
+    }
+    fnet_batch *batch = fnet_container_of(node, fnet_batch, link);
+    fnet_batch_reset(batch, shard->read_cache, false);
+    batch->sequence = ++shard->sequence;
+    return batch;
+}
+
+void
+fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch)
+{
+    struct epoll_event events[MAX_EVENTS];
+
+    shard->stats.passes++;
+    shard->starved = batch == NULL;
+    shard->flushing = true;
+    fnet_shard_flush_locked(shard);
+    shard->flushing = false;
+    tell_idle(shard);
+    bool sleep = !has_work_locked(shard);
+    if (sleep) {
+        fnet_shard_prepare_sleep(shard);
+    }
+    fnet_lock_release(&shard->output);
+    int n = fnet_sys_epoll_wait(shard->poller.epfd, events, MAX_EVENTS,
+                                sleep ? -1 : 0);
+    fnet_lock_acquire(&shard->output);
+    atomic_store_explicit(&shard->poller.asleep, 0, memory_order_relaxed);
+    shard->starved = false;
+    shard->stats.polls++;
+    shard->stats.events += (uint64_t)(n < 0 ? 0 : n);
+    for (int i = 0; i < n; i++) {
+        if (events[i].data.u64 != FNET_TAG_WAKE) {
+            (void)note_event(shard, &events[i]);
+        }
+    }
+    if (batch != NULL) {
+        read_ready(shard, batch);
+    }
+}
+
+bool
+fnet_shard_return_batch(fnet_shard *shard, fnet_batch *batch)
+{
+    fnet_shard_lock(shard);
+    bool landings = shard->want_landings || shard->landings_used > 0;
+    fnet_assert(batch->sequence > shard->returned && shard->posted > 0);
+    shard->returned = batch->sequence;
+    shard->posted--;
+    fnet_list_splice(&shard->ready, &shard->gated);
+    fnet_list_push(&shard->batches, &batch->link);
+    fnet_shard_unlock(shard);
+    return landings;
 }

@@ -1,18 +1,25 @@
 /* shard: an epoll set with its connections, its memory and its I/O pass.
  *
  * The pass is the one verb: flush what was written, wait, read what came, and
- * leave completions.  It is C without Python, and is run by one thread at a
- * time, which owns the shard while it is in it: today always the loop's own,
- * with the GIL released.  Between passes the loop's thread calls the
- * functions of net/, which work on the same state.
+ * leave completions.  It is C without Python.  Who runs it is a token, the
+ * phase:
  *
- *     loop's thread      | pass: flush, wait, read | callbacks write() ... |
- *     s->phase           | FNET_PHASE_PASS         | FNET_PHASE_TURN       |
- *     the prompter       | keeps off               | may flush (output lock)|
+ *     FNET_PHASE_TURN  nobody: the loop's thread runs callbacks
+ *     FNET_PHASE_PASS  the loop's thread, with the GIL released
+ *     FNET_PHASE_LENT  a worker (worker.h), again and again
  *
- * Output that a callback leaves is sent by the next pass.  When a turn takes
- * too long for that, the prompter (prompter.h) sends it from its own thread;
- * so pending output has a lock, which the pass needs only to change phase. */
+ * While the shard is the loop's, its thread needs no lock for what it alone
+ * touches.  Output that a callback leaves is sent by the next pass; when a
+ * turn takes too long for that, the prompter (prompter.h) sends it from its
+ * own thread.  So pending output has a lock, which a pass needs only to change
+ * phase: in it the prompter keeps off.
+ *
+ * While it is lent, everything of the shard and of its sources is guarded by
+ * that lock, and whoever makes a system call for a source gives it up for the
+ * call (fnet_shard_leave, fnet_shard_enter).  `busy` names the source
+ * meanwhile, and detaching it waits until it is not: when that is done, no
+ * thread uses its descriptor or its memory.  The loop's thread changes what
+ * it likes under the lock, and wakes the worker if that sleeps. */
 #ifndef FNET_POLL_SHARD_H
 #define FNET_POLL_SHARD_H
 
@@ -32,7 +39,8 @@ typedef struct fnet_shard fnet_shard;
 typedef struct fnet_source_ops {
     int kind; /* for the layer above: tells owners apart */
     /* Notes the events; true if they concern somebody, and `ready` is to be
-     * called in this pass. */
+     * called in this pass.  Like the two below it may leave the shard for a
+     * system call, and finds its source attached afterwards. */
     bool (*event)(fnet_shard *shard, fnet_source *source, uint32_t events);
     /* Receives and posts completions (the batch has room for one); true if
      * there is more to do in the next pass. */
@@ -49,6 +57,10 @@ typedef struct fnet_landing {
     char *data;
     size_t len;
 } fnet_landing;
+
+/* Passes of a worker that may wait for the loop; a connection has something
+ * in one of them at most. */
+#define FNET_BATCHES 4
 
 #define FNET_LANDINGS 4
 #define FNET_LANDING_MAX ((size_t)256 * 1024)
@@ -68,14 +80,16 @@ typedef struct fnet_shard_stats {
     uint64_t accepts;
 } fnet_shard_stats;
 
-enum fnet_phase { FNET_PHASE_TURN, FNET_PHASE_PASS };
+enum fnet_phase { FNET_PHASE_TURN, FNET_PHASE_PASS, FNET_PHASE_LENT };
 
 struct fnet_shard {
     /* constant after init */
-    fnet_cache *cache; /* in a turn: under the output lock */
-    bool defer;        /* false: every write() is sent at once */
+    fnet_cache *cache;      /* of output, and guarded with it */
+    fnet_cache *read_cache; /* of batches; used by who runs the pass */
+    bool defer;             /* false: every write() is sent at once */
 
-    /* owner */
+    /* owner; while lent: output.  Slots of the poller are the loop's thread's
+     * to change always, and so its to look at without the lock. */
     fnet_poller poller;
     fnet_list ready; /* sources with work for the pass, first come first */
     fnet_landing landings[FNET_LANDINGS];
@@ -98,6 +112,20 @@ struct fnet_shard {
     bool prompter_up;   /* the prompter is awake and watches */
     void (*wake_prompter)(void *prompter);
     void *prompter;
+
+    /* guarded by output: lent */
+    fnet_source *busy; /* whose op has left the shard */
+    bool flushing;     /* a worker's pass sends what was dirty */
+    bool busy_awaited;
+    fnet_cond idle;    /* nobody is busy any more */
+    fnet_list gated;   /* with work, but their last batch is not back */
+    fnet_list batches; /* free ones */
+    unsigned posted;   /* batches that the loop has not returned */
+    uint64_t sequence; /* of the last batch that was begun */
+    uint64_t returned; /* of the last one that came back */
+    bool recall, stop; /* what the worker is asked for */
+    bool trim;         /* likewise: to give its free memory back */
+    bool starved;      /* the worker sleeps without a batch */
 };
 
 FNET_MUST_CHECK int fnet_shard_init(fnet_shard *shard, fnet_depot *depot);
@@ -123,8 +151,57 @@ int fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline);
 /* The loop's thread tells, once the pass is over, whether the turn that
  * begins has so little to do that a first write() may go at once. */
 void fnet_shard_begin_turn(fnet_shard *shard, bool eager);
-/* Sends all pending output.  Between passes. */
+/* Sends all pending output, as far as the sockets take it; while the shard is
+ * lent, waits until its worker, whose thread runs, has.  Between passes. */
 void fnet_shard_flush(fnet_shard *shard);
+
+/* -- lent ----------------------------------------------------------------- */
+
+static inline bool
+fnet_shard_lent(const fnet_shard *shard)
+{
+    return shard->phase == FNET_PHASE_LENT;
+}
+
+/* Around a system call in an op of a source; `left` is what the first one
+ * has answered. */
+static inline bool
+fnet_shard_leave(fnet_shard *shard)
+{
+    bool lent = FNET_UNLIKELY(fnet_shard_lent(shard));
+
+    if (lent) {
+        fnet_lock_release(&shard->output);
+    }
+    return lent;
+}
+
+static inline void
+fnet_shard_enter(fnet_shard *shard, bool left)
+{
+    if (FNET_UNLIKELY(left)) {
+        fnet_lock_acquire(&shard->output);
+    }
+}
+
+/* For the loop's thread: takes the lock, and releases it, waking the worker
+ * if there is work for it. */
+void fnet_shard_lock(fnet_shard *shard);
+void fnet_shard_unlock(fnet_shard *shard);
+/* Waits until no op of the source has left the shard. */
+void fnet_shard_await_idle_locked(fnet_shard *shard, fnet_source *source);
+/* Forgets the source, once nobody is busy with it. */
+void fnet_shard_detach_locked(fnet_shard *shard, fnet_source *source,
+                              bool closing);
+/* One pass of a shard that is lent: waits until there is something to do, and
+ * does it.  Without a batch nothing is read.  Worker, with the lock, which is
+ * given up for system calls. */
+void fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch);
+/* A free batch for the next pass, NULL: the loop has them all.  Worker, with
+ * the lock. */
+fnet_batch *fnet_shard_begin_batch_locked(fnet_shard *shard);
+/* The loop has delivered the batch.  True: landing places are wanted. */
+bool fnet_shard_return_batch(fnet_shard *shard, fnet_batch *batch);
 
 /* Puts the source on the list for the next pass. */
 static inline void

@@ -162,6 +162,22 @@ watch_signals(LoopObject *self)
     return 0;
 }
 
+/* PYFASTNET_HOME, for tests and benchmarks: `worker` lends the home shard to
+ * one for good, `flips` again and again. */
+static int
+home_mode(void)
+{
+    const char *text = getenv("PYFASTNET_HOME");
+
+    if (text != NULL && strcmp(text, "worker") == 0) {
+        return FNET_HOME_WORKER;
+    }
+    if (text != NULL && strcmp(text, "flips") == 0) {
+        return FNET_HOME_FLIPS;
+    }
+    return FNET_HOME_LOOP;
+}
+
 static int
 open_core(LoopObject *self)
 {
@@ -175,15 +191,23 @@ open_core(LoopObject *self)
     }
     const char *defer = getenv("PYFASTNET_DEFER");
     self->home.defer = defer == NULL || defer[0] != '0';
+    rc = fnet_shardset_init(&self->set, &self->home, self->depot);
+    if (rc < 0) {
+        goto fail_set;
+    }
     rc = fnet_prompter_new(&self->prompter, &self->home);
     if (rc < 0) {
         goto fail_prompter;
     }
     fnet_batch_init(&self->batch);
+    self->batch.shard = &self->home;
+    self->home_mode = home_mode();
     self->has_core = true;
     return watch_signals(self);
 
 fail_prompter:
+    fnet_shardset_fini(&self->set);
+fail_set:
     fnet_shard_fini(&self->home);
 fail_shard:
     fnet_depot_free(self->depot);
@@ -205,6 +229,7 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->state = state;
     self->thread_id = Py_NewRef(Py_None);
     self->slow_callback_duration = 0.1;
+    self->schedstat = -1;
     self->signal_pipe[0] = self->signal_pipe[1] = -1;
     self->ring_mask = FNET_RING_START - 1;
     self->nfds = 64;
@@ -228,23 +253,22 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int
 loop_init(LoopObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"shards", NULL};
-    PyObject *shards = Py_None;
+    static char *names[] = {"shards", "adaptive", NULL};
+    int shards = 1, adaptive = 0;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O:Loop", names,
-                                     &shards)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$ip:Loop", names, &shards,
+                                     &adaptive)) {
         return -1;
     }
-    if (shards != Py_None) {
-        long n = PyLong_AsLong(shards);
-        if (n == -1 && PyErr_Occurred()) {
-            return -1;
-        }
-        if (n < 1 || n > 64) {
-            PyErr_Format(PyExc_ValueError,
-                         "shards must be between 1 and 64, not %ld", n);
-            return -1;
-        }
+    if (shards < 1 || shards > FNET_SHARDS_MAX) {
+        PyErr_Format(PyExc_ValueError,
+                     "shards must be between 1 and 64, not %d", shards);
+        return -1;
+    }
+    self->set.limit = (unsigned)shards;
+    self->set.spread = adaptive ? 1 : (unsigned)shards;
+    if (adaptive && self->home_mode == FNET_HOME_LOOP) {
+        self->home_mode = FNET_HOME_AUTO;
     }
     return 0;
 }
@@ -313,14 +337,15 @@ drop_descriptors(LoopObject *self)
 static void
 drop_batch(LoopObject *self)
 {
-    for (unsigned i = self->batch_next; i < self->batch.count; i++) {
-        fnet_completion *item = &self->batch.items[i];
-        if (item->what == FNET_WHAT_ACCEPTED) {
-            fnet_sys_close(item->result);
-        }
-        Py_CLEAR(item->landing);
+    fnet_batch *batch;
+
+    fnet_loop_drop_batch(&self->batch);
+    while ((batch = self->mail) != NULL ||
+           (batch = fnet_inbox_take(&self->set.inbox)) != NULL) {
+        self->mail = NULL;
+        fnet_loop_drop_batch(batch);
+        (void)fnet_shard_return_batch(batch->shard, batch);
     }
-    self->batch.count = self->batch_next = 0;
 }
 
 static void
@@ -335,6 +360,7 @@ close_core(LoopObject *self)
     if (!closing) {
         return;
     }
+    fnet_loop_take_shards_over(self);
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
@@ -345,9 +371,12 @@ close_core(LoopObject *self)
     FNET_LOCK(self);
     self->has_core = false;
     FNET_UNLOCK(self);
-    fnet_loop_drop_landings(self);
-    fnet_loop_drop_spent(self);
-    fnet_batch_fini(&self->batch, self->home.cache);
+    fnet_loop_drop_all_spent(self);
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_loop_drop_landings(self->set.members[i].shard);
+    }
+    fnet_batch_fini(&self->batch, self->home.read_cache);
+    fnet_shardset_fini(&self->set);
     fnet_shard_fini(&self->home);
     fnet_depot_free(self->depot);
     self->depot = NULL;
@@ -376,10 +405,20 @@ static PyObject *
 loop_before_fork(LoopObject *self, PyObject *unused)
 {
     if (self->has_core && !self->forked) {
-        fnet_shard_flush(&self->home);
+        fnet_shardset_flush(&self->set);
         PyThreadState *tstate = PyEval_SaveThread();
+        fnet_shardset_stop(&self->set);
         fnet_prompter_stop(self->prompter);
         PyEval_RestoreThread(tstate);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+loop_after_fork_in_parent(LoopObject *self, PyObject *unused)
+{
+    if (self->has_core && !self->forked) {
+        fnet_shardset_start(&self->set);
     }
     Py_RETURN_NONE;
 }
@@ -391,13 +430,12 @@ loop_after_fork(LoopObject *self, PyObject *unused)
 {
     if (self->has_core && !self->forked) {
         self->forked = true;
-        fnet_shard_reset_lock(&self->home);
+        fnet_shardset_after_fork(&self->set);
+        self->set.home_away = false;
         fnet_prompter_forget(self->prompter);
 #ifdef Py_GIL_DISABLED
         self->mutex = (PyMutex){0}; /* a thread of the parent's has it */
 #endif
-        fnet_sys_close(self->home.poller.epfd);
-        self->home.poller.epfd = fnet_sys_epoll_create();
         for (int i = 0; i < 2; i++) {
             fnet_sys_close(self->signal_pipe[i]);
             self->signal_pipe[i] = -1;
@@ -609,6 +647,8 @@ static PyMethodDef loop_methods[] = {
     {"_close", (PyCFunction)loop_close, METH_NOARGS, NULL},
     {"_before_fork", (PyCFunction)loop_before_fork, METH_NOARGS, NULL},
     {"_after_fork", (PyCFunction)loop_after_fork, METH_NOARGS, NULL},
+    {"_after_fork_in_parent", (PyCFunction)loop_after_fork_in_parent,
+     METH_NOARGS, NULL},
     {"_write_to_self", (PyCFunction)loop_write_to_self, METH_NOARGS, NULL},
     {"_signal_fd", (PyCFunction)loop_signal_fd, METH_NOARGS, NULL},
     {"_make_socket_transport",

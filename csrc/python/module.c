@@ -335,12 +335,6 @@ module_free(void *module)
     Py_CLEAR(state->no_args);
 }
 
-static PyMethodDef module_methods[] = {
-    {"bind_methods", bind_methods, METH_O,
-     "Give a subclass of Loop copies of the methods that it inherits."},
-    {NULL, NULL, 0, NULL},
-};
-
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
@@ -350,6 +344,14 @@ static PyModuleDef_Slot module_slots[] = {
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
     {0, NULL},
+};
+
+static PyMethodDef module_methods[] = {
+    {"bind_methods", bind_methods, METH_O,
+     "Give a subclass of Loop copies of the methods that it inherits."},
+    {"usable_cpus", fnet_usable_cpus_object, METH_NOARGS,
+     "CPUs that this process may use: its affinity and its control group."},
+    {NULL, NULL, 0, NULL},
 };
 
 struct PyModuleDef fnet_module_def = {

@@ -17,8 +17,10 @@
 #include "net/listen.h"
 #include "net/stream.h"
 #include "net/watch.h"
+#include "poll/adapt.h"
 #include "poll/prompter.h"
 #include "poll/shard.h"
+#include "poll/shardset.h"
 
 /* -- state ------------------------------------------------------------------
  */
@@ -121,9 +123,10 @@ typedef struct WatchObject {
     LoopObject *loop; /* borrowed: the loop owns the table of watches */
     int fd;
     HandleObject *reader, *writer;
-    uint64_t since[2];    /* the passes there had been when they were set */
-    PyObject *waiters[2]; /* lists of futures: to receive, to send */
-    PyObject *sockref;    /* a weak reference to the socket waited for */
+    uint64_t since[2];       /* the turn in which they were set */
+    uint64_t since_batch[2]; /* and the worker's batch */
+    PyObject *waiters[2];    /* lists of futures: to receive, to send */
+    PyObject *sockref;       /* a weak reference to the socket waited for */
 } WatchObject;
 
 typedef struct ListenerObject {
@@ -170,6 +173,14 @@ typedef struct TransportObject {
     bool orphan;    /* its loop was closed: the descriptor is still open */
 } TransportObject;
 
+/* Who runs the home shard's pass. */
+enum fnet_home_mode {
+    FNET_HOME_LOOP,   /* the loop's thread */
+    FNET_HOME_AUTO,   /* as it pays: adapt.h */
+    FNET_HOME_WORKER, /* a worker (benchmarks, tests) */
+    FNET_HOME_FLIPS,  /* now one, now the other, at random (tests) */
+};
+
 #define FNET_RING_START 256
 
 struct LoopObject {
@@ -212,9 +223,19 @@ struct LoopObject {
     fnet_depot *depot;
     fnet_shard home;
     fnet_prompter *prompter;
-    fnet_batch batch;
-    unsigned batch_next; /* the first completion not delivered yet */
-    int64_t now;         /* when the pass was over */
+    fnet_shardset set; /* home and the shards that workers have */
+    fnet_batch batch;  /* of home's passes */
+    fnet_batch *mail;  /* a worker's, that is being delivered */
+    int64_t now;       /* when the pass was over */
+    uint64_t turns;    /* there have been */
+    int home_mode;     /* enum fnet_home_mode */
+    uint64_t flips;    /* of home's token: FNET_HOME_FLIPS */
+    bool recalling;    /* home was asked for */
+    fnet_adapt adapt;
+    int advice;         /* enum fnet_advice, not followed yet */
+    int schedstat;      /* of the thread that runs the loop; -1: none */
+    uint64_t delivered; /* completions */
+    bool warned;        /* that there is no thread to be had */
 
     PyObject **fds; /* by descriptor: what of ours uses it (borrowed from
                        `owned`, transports from themselves) */
@@ -335,9 +356,23 @@ PyObject *fnet_loop_create_future(LoopObject *loop);
 PyObject *fnet_loop_run(LoopObject *loop, PyObject *unused);
 PyObject *fnet_loop_run_once(LoopObject *loop, PyObject *unused);
 /* Drops what was sent: the references that the core could not drop. */
-void fnet_loop_drop_spent(LoopObject *loop);
-int fnet_loop_offer_landings(LoopObject *loop);
-void fnet_loop_drop_landings(LoopObject *loop);
+void fnet_loop_drop_spent(LoopObject *loop, fnet_shard *shard);
+void fnet_loop_drop_all_spent(LoopObject *loop);
+void fnet_loop_drop_landings(fnet_shard *shard);
+/* A batch that is not to be delivered. */
+void fnet_loop_drop_batch(fnet_batch *batch);
+
+/* shards.c */
+/* The shard for a new connection. */
+fnet_shard *fnet_loop_pick_shard(LoopObject *loop);
+/* Around run_forever(), for the thread that runs it. */
+void fnet_loop_begin_adapting(LoopObject *loop);
+void fnet_loop_end_adapting(LoopObject *loop);
+/* Between two turns: home's token changes hands, if it is to. */
+void fnet_loop_see_to_home(LoopObject *loop);
+PyObject *fnet_usable_cpus_object(PyObject *module, PyObject *unused);
+/* Threads end, and every shard is this thread's. */
+void fnet_loop_take_shards_over(LoopObject *loop);
 
 /* watch.c */
 extern PyType_Spec fnet_watch_spec;

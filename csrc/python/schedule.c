@@ -157,7 +157,7 @@ fnet_loop_wake(LoopObject *self)
 {
     FNET_LOCK(self);
     if (self->has_core) {
-        fnet_poller_wake_any(&self->home.poller);
+        fnet_shardset_wake_any(&self->set);
     }
     FNET_UNLOCK(self);
 }

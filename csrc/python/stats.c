@@ -12,10 +12,31 @@ put(PyObject *dict, const char *name, uint64_t value)
 
 /* What stats() tells, taken while the core is there. */
 typedef struct snapshot {
-    fnet_shard_stats shard;
-    fnet_cache_stats mine, depot;
-    uint64_t attached, timers, ready;
+    struct {
+        fnet_shard_stats stats;
+        uint64_t attached;
+    } shards[FNET_SHARDS_MAX];
+    unsigned count;
+    fnet_cache_stats caches,
+        depot; /* the sum over the shards'; what is free */
+    uint64_t timers, ready;
 } snapshot;
+
+static void
+take_shard(fnet_shard *shard, unsigned i, snapshot *out)
+{
+    fnet_cache_stats cache;
+
+    fnet_lock_acquire(&shard->output);
+    out->shards[i].stats = shard->stats;
+    out->shards[i].attached = shard->poller.attached;
+    fnet_cache_get_stats(shard->cache, &cache);
+    fnet_lock_release(&shard->output);
+    out->caches.held_blocks += cache.held_blocks;
+    out->caches.held_bytes += cache.held_bytes;
+    out->caches.hits += cache.hits;
+    out->caches.misses += cache.misses;
+}
 
 static bool
 take(LoopObject *loop, snapshot *out)
@@ -23,11 +44,11 @@ take(LoopObject *loop, snapshot *out)
     FNET_LOCK(loop);
     bool there = loop->has_core;
     if (there) {
-        out->shard = loop->home.stats;
-        out->attached = loop->home.poller.attached;
-        fnet_lock_acquire(&loop->home.output);
-        fnet_cache_get_stats(loop->home.cache, &out->mine);
-        fnet_lock_release(&loop->home.output);
+        out->caches = (fnet_cache_stats){0};
+        out->count = loop->set.count;
+        for (unsigned i = 0; i < out->count; i++) {
+            take_shard(loop->set.members[i].shard, i, out);
+        }
         fnet_depot_stats_any(loop->depot, &out->depot);
         out->timers = loop->timers.count;
         out->ready = loop->ring_count;
@@ -40,9 +61,8 @@ take(LoopObject *loop, snapshot *out)
 }
 
 static int
-put_shard(PyObject *dict, const snapshot *from)
+put_shard(PyObject *dict, const fnet_shard_stats *stats, uint64_t attached)
 {
-    const fnet_shard_stats *stats = &from->shard;
     const struct {
         const char *name;
         uint64_t value;
@@ -59,7 +79,7 @@ put_shard(PyObject *dict, const snapshot *from)
         {"bytes_sent", stats->bytes_sent},
         {"prompted_flushes", stats->prompted},
         {"accepts", stats->accepts},
-        {"descriptors", from->attached},
+        {"descriptors", attached},
     };
     for (size_t i = 0; i < FNET_COUNTOF(rows); i++) {
         if (put(dict, rows[i].name, rows[i].value) < 0) {
@@ -72,7 +92,7 @@ put_shard(PyObject *dict, const snapshot *from)
 static int
 put_cache(PyObject *dict, const snapshot *from)
 {
-    const fnet_cache_stats *mine = &from->mine, *depot = &from->depot;
+    const fnet_cache_stats *mine = &from->caches, *depot = &from->depot;
 
     if (put(dict, "held_blocks", mine->held_blocks + depot->held_blocks) < 0 ||
         put(dict, "held_bytes", mine->held_bytes + depot->held_bytes) < 0 ||
@@ -82,6 +102,24 @@ put_cache(PyObject *dict, const snapshot *from)
         return -1;
     }
     return 0;
+}
+
+static PyObject *
+shard_list(const snapshot *from)
+{
+    PyObject *list = PyList_New(0);
+
+    for (unsigned i = 0; list != NULL && i < from->count; i++) {
+        PyObject *dict = PyDict_New();
+        if (dict == NULL ||
+            put_shard(dict, &from->shards[i].stats, from->shards[i].attached) <
+                0 ||
+            PyList_Append(list, dict) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_XDECREF(dict);
+    }
+    return list;
 }
 
 PyObject *
@@ -97,19 +135,17 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
         return NULL;
     }
     PyObject *result = PyDict_New();
-    PyObject *shard = PyDict_New();
     PyObject *cache = PyDict_New();
-    PyObject *shards = shard == NULL ? NULL : Py_BuildValue("[O]", shard);
+    PyObject *shards = shard_list(&from);
 
     if (result == NULL || cache == NULL || shards == NULL ||
-        put_shard(shard, &from) < 0 || put_cache(cache, &from) < 0 ||
+        put_cache(cache, &from) < 0 ||
         PyDict_SetItemString(result, "shards", shards) < 0 ||
         PyDict_SetItemString(result, "cache", cache) < 0 ||
         put(result, "timers", from.timers) < 0 ||
         put(result, "ready", from.ready) < 0) {
         Py_CLEAR(result);
     }
-    Py_XDECREF(shard);
     Py_XDECREF(cache);
     Py_XDECREF(shards);
     return result;

@@ -135,8 +135,9 @@ fnet_transport_new(LoopObject *loop, int fd, PyObject *sock,
         check_number(loop, fd) < 0) {
         goto fail;
     }
-    int rc = fnet_stream_attach(&self->stream, &loop->home, fd, self,
-                                family == AF_UNIX);
+    fnet_shard *shard = fnet_loop_pick_shard(loop);
+    int rc =
+        fnet_stream_attach(&self->stream, shard, fd, self, family == AF_UNIX);
     if (rc < 0) {
         fnet_raise(rc);
         goto fail;
@@ -151,7 +152,7 @@ fnet_transport_new(LoopObject *loop, int fd, PyObject *sock,
         /* What sock_connect() and the like have kept of the socket. */
         WatchObject *watch = (WatchObject *)before;
         loop->fds[fd] = NULL;
-        fnet_poller_detach(&loop->home.poller, &watch->watch.source, true);
+        fnet_watch_forget(&watch->watch, shard == &loop->home);
         fnet_watch_drop(watch);
         Py_DECREF(watch);
     }

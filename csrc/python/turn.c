@@ -51,9 +51,8 @@
 /* -- what the core cannot do without Python ----------------------------- */
 
 void
-fnet_loop_drop_spent(LoopObject *self)
+fnet_loop_drop_spent(LoopObject *self, fnet_shard *shard)
 {
-    fnet_shard *shard = &self->home;
     void *foreign[64];
     size_t n;
 
@@ -72,38 +71,68 @@ fnet_loop_drop_spent(LoopObject *self)
     } while (n == FNET_COUNTOF(foreign));
 }
 
-int
-fnet_loop_offer_landings(LoopObject *self)
+void
+fnet_loop_drop_all_spent(LoopObject *self)
 {
-    fnet_shard *shard = &self->home;
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_loop_drop_spent(self, self->set.members[i].shard);
+    }
+}
 
+/* Fills the places that were used.  Without memory large reads are copied. */
+static void
+offer_landings(fnet_shard *shard)
+{
+    fnet_landing fresh[FNET_LANDINGS];
+    unsigned n = 0;
+
+    fnet_lock_acquire(&shard->output);
+    size_t size = shard->landing_size;
+    unsigned missing = 0;
     for (unsigned i = 0; i < FNET_LANDINGS; i++) {
-        if (shard->landings[i].owner != NULL) {
-            continue;
-        }
-        PyObject *bytes =
-            PyBytes_FromStringAndSize(NULL, (Py_ssize_t)shard->landing_size);
+        missing += shard->landings[i].owner == NULL;
+    }
+    fnet_lock_release(&shard->output);
+    /* Without the lock, as the allocation may run the collector. */
+    while (n < missing) {
+        PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
         if (bytes == NULL) {
-            return -1;
+            PyErr_Clear();
+            break;
         }
-        shard->landings[i] = (fnet_landing){.owner = bytes,
-                                            .data = PyBytes_AS_STRING(bytes),
-                                            .len = shard->landing_size};
+        fresh[n++] = (fnet_landing){
+            .owner = bytes, .data = PyBytes_AS_STRING(bytes), .len = size};
+    }
+    fnet_lock_acquire(&shard->output);
+    for (unsigned i = 0; i < FNET_LANDINGS && n > 0; i++) {
+        if (shard->landings[i].owner == NULL) {
+            shard->landings[i] = fresh[--n];
+        }
     }
     shard->want_landings = false;
     shard->landings_used = 0;
-    return 0;
+    fnet_lock_release(&shard->output);
+    while (n > 0) { /* the collector has come back here */
+        Py_DECREF((PyObject *)fresh[--n].owner);
+    }
 }
 
 void
-fnet_loop_drop_landings(LoopObject *self)
+fnet_loop_drop_landings(fnet_shard *shard)
 {
+    PyObject *owners[FNET_LANDINGS];
+
+    fnet_lock_acquire(&shard->output);
     for (unsigned i = 0; i < FNET_LANDINGS; i++) {
-        PyObject *owner = self->home.landings[i].owner;
-        self->home.landings[i].owner = NULL;
-        Py_XDECREF(owner);
+        owners[i] = shard->landings[i].owner;
+        shard->landings[i].owner = NULL;
     }
-    self->home.landings_used = 0;
+    shard->landings_used = 0;
+    shard->want_landings = false;
+    fnet_lock_release(&shard->output);
+    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+        Py_XDECREF(owners[i]);
+    }
 }
 
 /* -- the pass ----------------------------------------------------------- */
@@ -111,7 +140,8 @@ fnet_loop_drop_landings(LoopObject *self)
 static int64_t
 next_deadline(LoopObject *self)
 {
-    if (self->ring_count > 0 || self->stopping) {
+    if (self->ring_count > 0 || self->stopping ||
+        fnet_shardset_has_mail(&self->set)) {
         return FNET_NO_WAIT;
     }
     FNET_LOCK(self);
@@ -124,13 +154,21 @@ next_deadline(LoopObject *self)
 /* What is buffered between a read and a send is freed by the send: both
  * count. */
 static uint64_t
-bytes_moved(const LoopObject *self)
+bytes_moved(LoopObject *self)
 {
-    return self->home.stats.bytes_read + self->home.stats.bytes_sent;
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_shard *shard = self->set.members[i].shard;
+        fnet_lock_acquire(&shard->output);
+        sum += shard->stats.bytes_read + shard->stats.bytes_sent;
+        fnet_lock_release(&shard->output);
+    }
+    return sum;
 }
 
 static bool
-trim_pending(const LoopObject *self)
+trim_pending(LoopObject *self)
 {
     return bytes_moved(self) - self->trim_mark >= TRIM_BYTES ||
            fnet_loop_ring_is_large(self);
@@ -145,10 +183,20 @@ give_memory_back(LoopObject *self)
     }
     self->trim_mark = bytes_moved(self);
     self->trim_time = self->now;
-    fnet_loop_drop_landings(self);
-    self->home.want_landings = false;
-    fnet_batch_reset(&self->batch, self->home.cache, true);
-    fnet_cache_flush(self->home.cache);
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_shard *shard = self->set.members[i].shard;
+        fnet_loop_drop_landings(shard);
+        fnet_shard_lock(shard);
+        if (fnet_shard_lent(shard)) {
+            shard->trim = true;
+        }
+        else {
+            fnet_batch_reset(&self->batch, shard->read_cache, true);
+            fnet_cache_flush(shard->read_cache);
+            fnet_cache_flush(shard->cache);
+        }
+        fnet_shard_unlock(shard);
+    }
     fnet_depot_trim_any(self->depot);
     fnet_prompter_trim(self->prompter);
     fnet_loop_shrink_ring(self);
@@ -179,8 +227,8 @@ pass_without_gil(LoopObject *self, int64_t deadline)
      * on, does so after this, and wakes the pass. */
     if (deadline != FNET_NO_WAIT) {
         fnet_shard_prepare_sleep(&self->home);
-        if (fnet_loop_has_inbox(self)) {
-            deadline = FNET_NO_WAIT; /* its wake-up may have been before */
+        if (fnet_shardset_has_mail(&self->set) || fnet_loop_has_inbox(self)) {
+            deadline = FNET_NO_WAIT; /* a wake-up may have been before */
         }
     }
     self->passing = true;
@@ -195,6 +243,28 @@ pass_without_gil(LoopObject *self, int64_t deadline)
     return rc;
 }
 
+/* In place of a pass while the home shard is away. */
+static int
+wait_for_mail(LoopObject *self, int64_t deadline)
+{
+    int rc = 0;
+
+    fnet_loop_drop_all_spent(self);
+    if (deadline != FNET_NO_WAIT) {
+        fnet_shardset_prepare_sleep(&self->set);
+        if (fnet_loop_has_inbox(self)) {
+            deadline = FNET_NO_WAIT;
+        }
+        self->passing = true;
+        PyThreadState *tstate = PyEval_SaveThread();
+        rc = fnet_shardset_wait(&self->set, deadline);
+        PyEval_RestoreThread(tstate);
+        self->passing = false;
+    }
+    self->now = self->last_pass = fnet_clock_ns();
+    return rc;
+}
+
 static int
 run_pass(LoopObject *self)
 {
@@ -203,20 +273,22 @@ run_pass(LoopObject *self)
     bool trim = false;
     int rc = 0;
 
-    if (shard->want_landings || shard->landings_used > 0) {
-        if (fnet_loop_offer_landings(self) < 0) {
-            PyErr_Clear(); /* large reads are copied, then */
-        }
+    if (FNET_LIKELY(!self->set.home_away) &&
+        (shard->want_landings || shard->landings_used > 0)) {
+        offer_landings(shard);
     }
     if (deadline > self->now + IDLE_BEFORE_TRIM && trim_pending(self)) {
         deadline = self->now + IDLE_BEFORE_TRIM;
         trim = true;
     }
-    self->batch_next = 0;
     bool done = false;
-    if (FNET_UNLIKELY(FNET_HAS_GIL && self->keep_gil_until > self->now) ||
-        (deadline == FNET_NO_WAIT &&
-         self->now - self->gil_released < GIL_INTERVAL)) {
+    if (FNET_UNLIKELY(self->set.home_away)) {
+        rc = wait_for_mail(self, deadline);
+        done = true;
+    }
+    else if (FNET_UNLIKELY(FNET_HAS_GIL && self->keep_gil_until > self->now) ||
+             (deadline == FNET_NO_WAIT &&
+              self->now - self->gil_released < GIL_INTERVAL)) {
         rc = pass_with_gil(self, deadline);
         done = rc < 0 || self->batch.count > 0 || deadline <= self->now;
     }
@@ -224,11 +296,14 @@ run_pass(LoopObject *self)
         rc = pass_without_gil(self, deadline);
     }
     self->last_pass = self->now;
-    if (shard->spent.head != NULL) {
-        fnet_loop_drop_spent(self);
+    if (FNET_UNLIKELY(self->set.count > 1)) {
+        fnet_loop_drop_all_spent(self);
+    }
+    else if (!self->set.home_away && shard->spent.head != NULL) {
+        fnet_loop_drop_spent(self, shard);
     }
     if (trim && rc == 0 && self->batch.count == 0 && self->ring_count == 0 &&
-        self->now >= deadline) {
+        !fnet_shardset_has_mail(&self->set) && self->now >= deadline) {
         give_memory_back(self);
     }
     return rc;
@@ -286,10 +361,18 @@ drop_item(fnet_completion *item)
     Py_CLEAR(item->landing);
 }
 
-static int
-deliver_one(LoopObject *self, fnet_completion *item)
+void
+fnet_loop_drop_batch(fnet_batch *batch)
 {
-    fnet_source *source = fnet_poller_lookup(&self->home.poller, item->tag);
+    while (batch->next < batch->count) {
+        drop_item(&batch->items[batch->next++]);
+    }
+}
+
+static int
+deliver_one(LoopObject *self, const fnet_batch *batch, fnet_completion *item)
+{
+    fnet_source *source = fnet_poller_lookup(&batch->shard->poller, item->tag);
     PyObject *owner;
     int rc = 0;
 
@@ -317,18 +400,20 @@ deliver_one(LoopObject *self, fnet_completion *item)
 }
 
 static FNET_COLD int
-deliver_in_debug(LoopObject *self, fnet_completion *item)
+deliver_in_debug(LoopObject *self, const fnet_batch *batch,
+                 fnet_completion *item)
 {
-    fnet_source *source = fnet_poller_lookup(&self->home.poller, item->tag);
+    fnet_source *source = fnet_poller_lookup(&batch->shard->poller, item->tag);
     PyObject *owner = source == NULL ? NULL : source->owner;
 
     if (source != NULL && source->ops->kind == FNET_KIND_WATCH) {
-        return deliver_one(self, item); /* its handles tell themselves */
+        /* Its handles tell themselves. */
+        return deliver_one(self, batch, item);
     }
     int64_t begin = fnet_clock_ns();
 
     Py_XINCREF(owner);
-    int rc = deliver_one(self, item);
+    int rc = deliver_one(self, batch, item);
     double took = (double)(fnet_clock_ns() - begin) / 1e9;
     if (rc == 0 && owner != NULL && took >= self->slow_callback_duration) {
         rc = fnet_report(self->state, "slow_callback", "(OOd)", self, owner,
@@ -339,12 +424,14 @@ deliver_in_debug(LoopObject *self, fnet_completion *item)
 }
 
 static int
-deliver(LoopObject *self)
+deliver(LoopObject *self, fnet_batch *batch)
 {
-    while (self->batch_next < self->batch.count) {
-        fnet_completion *item = &self->batch.items[self->batch_next++];
-        int rc = FNET_UNLIKELY(self->debug) ? deliver_in_debug(self, item)
-                                            : deliver_one(self, item);
+    while (batch->next < batch->count) {
+        fnet_completion *item = &batch->items[batch->next++];
+        self->delivered++;
+        int rc = FNET_UNLIKELY(self->debug)
+                     ? deliver_in_debug(self, batch, item)
+                     : deliver_one(self, batch, item);
         fnet_context_settle(self);
         if (FNET_UNLIKELY(rc < 0)) {
             return -1;
@@ -353,10 +440,35 @@ deliver(LoopObject *self)
     return 0;
 }
 
+/* Delivers the one that was begun and the next `n`. */
+static int
+deliver_mail(LoopObject *self, unsigned n)
+{
+    while (self->mail != NULL || n-- > 0) {
+        if (self->mail == NULL) {
+            self->mail = fnet_inbox_take(&self->set.inbox);
+        }
+        if (self->mail == NULL) {
+            return 0;
+        }
+        if (deliver(self, self->mail) < 0) {
+            return -1;
+        }
+        fnet_batch *batch = self->mail;
+        fnet_shard *shard = batch->shard;
+        self->mail = NULL;
+        if (fnet_shard_return_batch(shard, batch)) {
+            offer_landings(shard);
+        }
+    }
+    return 0;
+}
+
 static bool
 may_skip_pass(LoopObject *self)
 {
-    if (self->ring_count == 0 || self->stopping ||
+    if (self->ring_count == 0 || self->set.home_away ||
+        fnet_shardset_has_mail(&self->set) || self->stopping ||
         !fnet_list_empty(&self->home.dirty) ||
         !fnet_list_empty(&self->home.ready)) {
         return false;
@@ -368,14 +480,18 @@ may_skip_pass(LoopObject *self)
 static int
 turn(LoopObject *self)
 {
-    bool resumed = self->batch_next < self->batch.count;
+    bool resumed = self->batch.next < self->batch.count || self->mail != NULL;
 
+    self->turns++;
     if (FNET_UNLIKELY(self->forked)) {
         /* The child came back from the callback that has forked. */
         return fnet_loop_check(self);
     }
     if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
         return -1;
+    }
+    if (FNET_UNLIKELY(self->home_mode != FNET_HOME_LOOP) && !resumed) {
+        fnet_loop_see_to_home(self);
     }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);
@@ -391,12 +507,22 @@ turn(LoopObject *self)
         return -1;
     }
     size_t due = self->ring_count - ready;
-    size_t coming = self->batch.count - self->batch_next;
+    /* What is in the inbox now came before the callbacks that this turn will
+     * add; what comes during it is for the next one, as what a poll of the
+     * loop's own would find.  And not too much at a time, so that callbacks
+     * have their turns. */
+    unsigned mail = fnet_inbox_count(&self->set.inbox);
+    if (FNET_UNLIKELY(mail > self->set.count)) {
+        mail = self->set.count;
+    }
+    size_t coming = self->batch.count - self->batch.next + 2 * (size_t)mail;
     bool eager = ready + due + coming <= 1;
-    if (self->home.phase != FNET_PHASE_TURN || eager != self->home.eager) {
+    if (FNET_LIKELY(!self->set.home_away) &&
+        (self->home.phase != FNET_PHASE_TURN || eager != self->home.eager)) {
         fnet_shard_begin_turn(&self->home, eager);
     }
-    if (run_handles(self, ready) < 0 || deliver(self) < 0) {
+    if (run_handles(self, ready) < 0 || deliver(self, &self->batch) < 0 ||
+        deliver_mail(self, mail) < 0) {
         return -1;
     }
     return run_handles(self, due);
@@ -451,14 +577,16 @@ run(LoopObject *self, bool once)
     int rc;
 
     self->last_pass = 0; /* the first turn looks for events */
+    fnet_loop_begin_adapting(self);
     do {
         rc = turn(self);
     } while (rc == 0 && !once && !self->stopping);
     PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
+    fnet_loop_end_adapting(self);
     if (self->has_core) {
         fnet_shard_begin_turn(&self->home, true);
-        fnet_shard_flush(&self->home);
-        fnet_loop_drop_spent(self);
+        fnet_shardset_flush(&self->set);
+        fnet_loop_drop_all_spent(self);
     }
     leave(self);
     if (exc != NULL) {

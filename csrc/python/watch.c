@@ -122,6 +122,7 @@ watch_new(LoopObject *loop, int fd)
     self->fd = fd;
     self->reader = self->writer = NULL;
     self->since[RECEIVE] = self->since[SEND] = 0;
+    self->since_batch[RECEIVE] = self->since_batch[SEND] = 0;
     self->waiters[RECEIVE] = self->waiters[SEND] = NULL;
     self->sockref = NULL;
     PyObject_GC_Track(self);
@@ -311,15 +312,24 @@ handle_slot(WatchObject *self, int direction)
     return direction == RECEIVE ? &self->reader : &self->writer;
 }
 
+/* The event was another one's if this one was set in the present turn, or
+ * after a worker had begun the pass that found it: what that one has read is
+ * no news to this one. */
+static bool
+is_old(const WatchObject *self, int direction)
+{
+    uint64_t batch = self->watch.source.sequence;
+
+    return self->since[direction] == self->loop->turns ||
+           (batch != 0 && batch <= self->since_batch[direction]);
+}
+
 static int
 run_handler(WatchObject *self, int direction)
 {
     HandleObject *handle = *handle_slot(self, direction);
 
-    /* The event was another one's if this one was set in the present turn:
-     * what that one has read is no news to this one. */
-    if (handle == NULL ||
-        self->since[direction] == self->loop->home.stats.passes) {
+    if (handle == NULL || is_old(self, direction)) {
         return 0;
     }
     Py_INCREF(handle);
@@ -355,10 +365,9 @@ deliver_signals(LoopObject *loop)
     }
 }
 
-int
-fnet_watch_deliver(WatchObject *self, const fnet_completion *item)
+static int
+deliver_events(WatchObject *self, uint32_t events)
 {
-    uint32_t events = (uint32_t)item->result;
     LoopObject *loop = self->loop;
 
     if (FNET_UNLIKELY(self == loop->signal_watch)) {
@@ -377,6 +386,20 @@ fnet_watch_deliver(WatchObject *self, const fnet_completion *item)
         return -1;
     }
     return 0;
+}
+
+int
+fnet_watch_deliver(WatchObject *self, const fnet_completion *item)
+{
+    /* Before the callback, which may close the loop. */
+    bool away = self->loop->set.home_away;
+    int rc = deliver_events(self, (uint32_t)item->result);
+
+    /* Found by a worker, it may have been left to a pass of the loop's. */
+    if (FNET_UNLIKELY(away || self->watch.muted) && self->loop->has_core) {
+        fnet_watch_taken(&self->watch);
+    }
+    return rc;
 }
 
 /* -- add_reader() and its kin ------------------------------------------- */
@@ -405,12 +428,8 @@ add_handle(LoopObject *loop, int fd, int direction, PyObject *callback,
         fnet_watch_detach(&watch->watch);
         Py_CLEAR(watch->sockref);
     }
-    if (before != NULL && fnet_source_attached(&watch->watch.source)) {
-        /* The number may be another file's by now. */
-        if (fnet_poller_modify(&loop->home.poller, &watch->watch.source,
-                               watch->watch.source.events) < 0) {
-            fnet_watch_detach(&watch->watch);
-        }
+    if (before != NULL) {
+        fnet_watch_refresh(&watch->watch);
     }
     if (update(watch) < 0) {
         *slot = before;
@@ -418,7 +437,8 @@ add_handle(LoopObject *loop, int fd, int direction, PyObject *callback,
         Py_DECREF(handle);
         return NULL;
     }
-    watch->since[direction] = loop->home.stats.passes;
+    watch->since[direction] = loop->turns;
+    watch->since_batch[direction] = fnet_watch_sequence(&watch->watch);
     if (before != NULL) {
         fnet_handle_cancel(before);
         Py_DECREF(before);
