@@ -47,8 +47,9 @@ else:
 
 
 class BaseLoop(_Base):
-    # asyncio's datagram transports enter themselves here, by descriptor; the
-    # core looks here too before it lets anybody watch one.
+    # asyncio's transports for pipes and for rare kinds of sockets enter
+    # themselves here, by descriptor; the core looks here too before it lets
+    # anybody watch one.
     _transports: "weakref.WeakValueDictionary[int, Any]"
 
     def __init__(self, *, shards: int | None = None) -> None:

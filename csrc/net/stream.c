@@ -70,6 +70,12 @@ flush_locked(fnet_stream *stream)
     fnet_shard *shard = stream->shard;
 
     while (stream->writable && !fnet_chain_empty(&stream->out)) {
+        if (FNET_UNLIKELY(shard->hurry)) {
+            /* Somebody wants to detach or drop, and shall not wait until a
+             * peer has taken everything. */
+            fnet_shard_defer_locked(shard, &stream->source);
+            return;
+        }
         size_t offered;
         ssize_t sent = send_some(stream, &offered);
         if (sent == -EAGAIN) {

@@ -2,12 +2,12 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "cache/stack.h"
 
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -27,8 +27,7 @@ struct fnet_prompter {
     /* guarded by mutex (a leaf) */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-    pthread_t thread;
-    bool running; /* `thread` is to be joined */
+    fnet_thread thread; /* to be joined if it was started */
     bool stop;
     bool armed; /* asked to watch */
     bool trim;  /* asked to trim */
@@ -110,7 +109,7 @@ ask_for_short_slices(void)
     }
 }
 
-static void *
+static void
 run(void *arg)
 {
     fnet_prompter *prompter = arg;
@@ -133,25 +132,17 @@ run(void *arg)
         }
     }
     pthread_mutex_unlock(&prompter->mutex);
-    return NULL;
 }
 
-/* Starts the thread with all signals blocked: they are for Python's. */
 static bool
 start_locked(fnet_prompter *prompter)
 {
-    sigset_t all, before;
-
-    if (prompter->running) {
+    if (fnet_thread_started(&prompter->thread)) {
         return true;
     }
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     prompter->stop = false;
-    prompter->running =
-        pthread_create(&prompter->thread, NULL, run, prompter) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return prompter->running;
+    return fnet_thread_start(&prompter->thread, "fnet-prompter",
+                             FNET_STACK_CORE, run, prompter) == 0;
 }
 
 /* The first deferral of a turn found the prompter asleep. */
@@ -199,11 +190,11 @@ fnet_prompter_stop(fnet_prompter *prompter)
 
     pthread_mutex_lock(&prompter->mutex);
     prompter->stop = true;
-    join = prompter->running;
+    join = fnet_thread_started(&prompter->thread);
     pthread_cond_signal(&prompter->wake);
     pthread_mutex_unlock(&prompter->mutex);
     if (join) {
-        pthread_join(prompter->thread, NULL);
+        fnet_thread_join(&prompter->thread);
     }
     fnet_prompter_forget(prompter);
 }
@@ -211,7 +202,7 @@ fnet_prompter_stop(fnet_prompter *prompter)
 void
 fnet_prompter_forget(fnet_prompter *prompter)
 {
-    prompter->running = false;
+    fnet_thread_forget(&prompter->thread);
     prompter->stop = false;
     prompter->armed = false;
     prompter->trim = false;

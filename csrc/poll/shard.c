@@ -104,6 +104,7 @@ static inline void
 end_op(fnet_shard *shard)
 {
     shard->busy = NULL;
+    shard->hurry = false;
     tell_idle(shard);
 }
 
@@ -253,7 +254,7 @@ void
 fnet_shard_flush(fnet_shard *shard)
 {
     fnet_lock_acquire(&shard->output);
-    if (!fnet_shard_lent(shard)) {
+    if (shard->phase == FNET_PHASE_TURN) {
         fnet_shard_flush_locked(shard);
     }
     while (fnet_shard_lent(shard) &&
@@ -284,7 +285,9 @@ fnet_shard_defer_locked(fnet_shard *shard, fnet_source *source)
 fnet_landing
 fnet_shard_take_landing(fnet_shard *shard)
 {
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    /* The spare one first, so that it is free when this comes back unused. */
+    for (unsigned n = 0; n < FNET_LANDINGS + 1; n++) {
+        unsigned i = n == 0 ? FNET_LANDINGS : n - 1;
         fnet_landing landing = shard->landings[i];
         if (landing.owner != NULL) {
             shard->landings[i].owner = NULL;
@@ -318,10 +321,12 @@ fnet_shard_note_landing(fnet_shard *shard, size_t got, size_t len)
 void
 fnet_shard_return_landing(fnet_shard *shard, fnet_landing landing)
 {
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    for (unsigned i = 0; i < FNET_LANDINGS + 1; i++) {
         if (shard->landings[i].owner == NULL) {
             shard->landings[i] = landing;
-            shard->landings_used--;
+            if (shard->landings_used > 0) {
+                shard->landings_used--; /* 0: refilled meanwhile */
+            }
             return;
         }
     }
@@ -365,7 +370,7 @@ void
 fnet_shard_await_idle_locked(fnet_shard *shard, fnet_source *source)
 {
     while (fnet_shard_lent(shard) && shard->busy == source) {
-        shard->busy_awaited = true;
+        shard->busy_awaited = shard->hurry = true;
         fnet_cond_wait(&shard->idle, &shard->output);
     }
 }

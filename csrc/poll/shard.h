@@ -62,6 +62,8 @@ typedef struct fnet_landing {
  * in one of them at most. */
 #define FNET_BATCHES 4
 
+/* Those that are offered; there is a place for one more, as one may be out
+ * with a worker when its place is filled again. */
 #define FNET_LANDINGS 4
 #define FNET_LANDING_MAX ((size_t)256 * 1024)
 
@@ -92,7 +94,7 @@ struct fnet_shard {
      * to change always, and so its to look at without the lock. */
     fnet_poller poller;
     fnet_list ready; /* sources with work for the pass, first come first */
-    fnet_landing landings[FNET_LANDINGS];
+    fnet_landing landings[FNET_LANDINGS + 1];
     unsigned landings_used; /* since the layer above refilled them */
     size_t landing_size;    /* what those offered next should have */
     bool want_landings;     /* a large reader found none */
@@ -117,6 +119,7 @@ struct fnet_shard {
     fnet_source *busy; /* whose op has left the shard */
     bool flushing;     /* a worker's pass sends what was dirty */
     bool busy_awaited;
+    bool hurry;        /* who waits for the busy source does so to detach it */
     fnet_cond idle;    /* nobody is busy any more */
     fnet_list gated;   /* with work, but their last batch is not back */
     fnet_list batches; /* free ones */
@@ -125,6 +128,7 @@ struct fnet_shard {
     uint64_t returned; /* of the last one that came back */
     bool recall, stop; /* what the worker is asked for */
     bool trim;         /* likewise: to give its free memory back */
+    bool age;          /* likewise, once it comes by: fnet_cache_age() */
     bool starved;      /* the worker sleeps without a batch */
 };
 
@@ -152,7 +156,8 @@ int fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline);
  * begins has so little to do that a first write() may go at once. */
 void fnet_shard_begin_turn(fnet_shard *shard, bool eager);
 /* Sends all pending output, as far as the sockets take it; while the shard is
- * lent, waits until its worker, whose thread runs, has.  Between passes. */
+ * lent, waits until its worker, whose thread runs, has.  Does nothing while
+ * another thread is in its pass (one that forks calls it, too). */
 void fnet_shard_flush(fnet_shard *shard);
 
 /* -- lent ----------------------------------------------------------------- */

@@ -10,8 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 
-/* 64 MiB of free blocks over all classes, unless PYFASTNET_CACHE_LIMIT says
- * otherwise: as much as a burst on a thousand connections uses at a time. */
+/* Until _set_cache_limit() says what pyfastnet/_limits.py has found. */
 #define CACHE_LIMIT ((size_t)64 << 20)
 
 /* -- small answers ------------------------------------------------------ */
@@ -119,28 +118,6 @@ fnet_loop_fd_object(LoopObject *self, int fd)
  * ---------------------------------------------------------------------------
  */
 
-static size_t
-cache_limit(void)
-{
-    const char *text = getenv("PYFASTNET_CACHE_LIMIT");
-    if (text != NULL) {
-        char *end;
-        errno = 0;
-        unsigned long long limit = strtoull(text, &end, 10);
-        if (errno == 0 && *text >= '0' && *text <= '9' && *end == '\0' &&
-            limit >= fnet_block_size(FNET_BLOCK_256K)) {
-            return (size_t)limit;
-        }
-        if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
-                             "PYFASTNET_CACHE_LIMIT=%s is not a number of "
-                             "bytes of at least one block (%zu): ignored",
-                             text, fnet_block_size(FNET_BLOCK_256K)) < 0) {
-            PyErr_Clear();
-        }
-    }
-    return CACHE_LIMIT;
-}
-
 static int
 watch_signals(LoopObject *self)
 {
@@ -181,7 +158,7 @@ home_mode(void)
 static int
 open_core(LoopObject *self)
 {
-    int rc = fnet_depot_new(&self->depot, cache_limit());
+    int rc = fnet_depot_new(&self->depot, CACHE_LIMIT);
     if (rc < 0) {
         goto fail;
     }
@@ -235,6 +212,7 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->nfds = 64;
     fnet_heap_init(&self->timers);
     fnet_list_init(&self->transports);
+    fnet_list_init(&self->datagrams);
     fnet_list_init(&self->holds);
     self->ring = PyMem_New(HandleObject *, FNET_RING_START);
     self->fds = PyMem_Calloc(self->nfds, sizeof(PyObject *));
@@ -310,6 +288,7 @@ drop_descriptors(LoopObject *self)
     while ((node = self->transports.next) != &self->transports) {
         fnet_transport_abandon(fnet_container_of(node, TransportObject, link));
     }
+    fnet_datagrams_abandon(self);
     for (size_t fd = 0; fd < self->nfds; fd++) {
         PyObject *object = self->fds[fd];
         self->fds[fd] = NULL;
@@ -431,6 +410,7 @@ loop_after_fork(LoopObject *self, PyObject *unused)
     if (self->has_core && !self->forked) {
         self->forked = true;
         fnet_shardset_after_fork(&self->set);
+        fnet_depot_forget(self->depot);
         self->set.home_away = false;
         fnet_prompter_forget(self->prompter);
 #ifdef Py_GIL_DISABLED
@@ -483,11 +463,12 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     for (size_t fd = 0; fd < self->nfds && self->fds != NULL; fd++) {
         PyObject *object = self->fds[fd];
         if (object != NULL &&
-            !Py_IS_TYPE(object, self->state->transport_type)) {
+            !Py_IS_TYPE(object, self->state->transport_type) &&
+            !Py_IS_TYPE(object, self->state->datagram_type)) {
             Py_VISIT(object);
         }
     }
-    return 0;
+    return fnet_datagrams_traverse(self, visit, arg);
 }
 
 static int
@@ -656,6 +637,8 @@ static PyMethodDef loop_methods[] = {
     {"_make_socket_transport",
      (PyCFunction)(void (*)(void))fnet_make_socket_transport,
      METH_VARARGS | METH_KEYWORDS, NULL},
+    {"_make_datagram_endpoint", (PyCFunction)fnet_make_datagram_transport,
+     METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

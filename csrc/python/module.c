@@ -48,6 +48,9 @@ static const struct {
     NAME("_deliver_held", str__deliver_held),
     NAME("_start", str__start),
     NAME("_call_connection_lost", str__call_connection_lost),
+    NAME("datagram_received", str_datagram_received),
+    NAME("error_received", str_error_received),
+    NAME("sendto", str_sendto),
 #undef NAME
 };
 
@@ -227,6 +230,25 @@ make_transport_type(PyObject *module)
     return type;
 }
 
+/* As asyncio's datagram transports these are a Transport as well. */
+static PyTypeObject *
+make_datagram_type(PyObject *module)
+{
+    PyObject *asyncio = PyImport_ImportModule("asyncio");
+    PyObject *bases =
+        asyncio == NULL
+            ? NULL
+            : Py_BuildValue(
+                  "(NN)", PyObject_GetAttrString(asyncio, "DatagramTransport"),
+                  PyObject_GetAttrString(asyncio, "Transport"));
+    PyTypeObject *type =
+        bases == NULL ? NULL : make_type(module, &fnet_datagram_spec, bases);
+
+    Py_XDECREF(bases);
+    Py_XDECREF(asyncio);
+    return type;
+}
+
 static int
 make_types(PyObject *module, module_state *state)
 {
@@ -244,21 +266,24 @@ make_types(PyObject *module, module_state *state)
     state->sockview_type =
         make_type(module, &fnet_sockview_spec, state->transport_socket);
     state->transport_type = make_transport_type(module);
+    state->datagram_type = make_datagram_type(module);
     if (state->timer_type == NULL || state->loop_type == NULL ||
         state->listener_type == NULL || state->watch_type == NULL ||
         state->sockop_type == NULL || state->connset_type == NULL ||
-        state->sockview_type == NULL || state->transport_type == NULL) {
+        state->sockview_type == NULL || state->transport_type == NULL ||
+        state->datagram_type == NULL) {
         return -1;
     }
     if (add_methods(state->loop_type, fnet_schedule_methods) < 0 ||
         add_methods(state->loop_type, fnet_watch_methods) < 0 ||
         add_methods(state->loop_type, fnet_sock_methods) < 0 ||
-        add_methods(state->loop_type, fnet_server_methods) < 0) {
+        add_methods(state->loop_type, fnet_server_methods) < 0 ||
+        add_methods(state->loop_type, fnet_stats_methods) < 0) {
         return -1;
     }
-    PyTypeObject *public[] = {state->handle_type, state->timer_type,
-                              state->loop_type, state->transport_type,
-                              state->connset_type};
+    PyTypeObject *public[] = {state->handle_type,  state->timer_type,
+                              state->loop_type,    state->transport_type,
+                              state->connset_type, state->datagram_type};
     for (size_t i = 0; i < FNET_COUNTOF(public); i++) {
         if (PyModule_AddType(module, public[i]) < 0) {
             return -1;
@@ -273,7 +298,8 @@ module_exec(PyObject *module)
     module_state *state = PyModule_GetState(module);
 
     state->contexts_known = fnet_context_probe();
-    if (import_names(state) < 0 || make_types(module, state) < 0) {
+    if (import_names(state) < 0 || make_types(module, state) < 0 ||
+        PyModule_AddFunctions(module, fnet_stats_functions) < 0) {
         return -1;
     }
     return 0;
@@ -292,7 +318,8 @@ module_exec(PyObject *module)
     DO((state)->watch_type);                                                  \
     DO((state)->sockop_type);                                                 \
     DO((state)->connset_type);                                                \
-    DO((state)->sockview_type)
+    DO((state)->sockview_type);                                               \
+    DO((state)->datagram_type)
 
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -335,6 +362,14 @@ module_free(void *module)
     Py_CLEAR(state->no_args);
 }
 
+static PyMethodDef module_methods[] = {
+    {"bind_methods", bind_methods, METH_O,
+     "Give a subclass of Loop copies of the methods that it inherits."},
+    {"usable_cpus", fnet_usable_cpus_object, METH_NOARGS,
+     "CPUs that this process may use: its affinity and its control group."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
@@ -344,14 +379,6 @@ static PyModuleDef_Slot module_slots[] = {
     {Py_mod_gil, Py_MOD_GIL_NOT_USED},
 #endif
     {0, NULL},
-};
-
-static PyMethodDef module_methods[] = {
-    {"bind_methods", bind_methods, METH_O,
-     "Give a subclass of Loop copies of the methods that it inherits."},
-    {"usable_cpus", fnet_usable_cpus_object, METH_NOARGS,
-     "CPUs that this process may use: its affinity and its control group."},
-    {NULL, NULL, 0, NULL},
 };
 
 struct PyModuleDef fnet_module_def = {

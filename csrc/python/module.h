@@ -37,6 +37,7 @@ typedef struct module_state {
     PyTypeObject *timer_type;
     PyTypeObject *loop_type;
     PyTypeObject *transport_type;
+    PyTypeObject *datagram_type;
     PyTypeObject *listener_type;
     PyTypeObject *watch_type;
     PyTypeObject *sockop_type;
@@ -63,7 +64,8 @@ typedef struct module_state {
         *str_gettimeout, *str_family, *str__transports, *str_get,
         *str_is_closing, *str__io_refs, *str__decref_socketios, *str_socket,
         *str_sockname, *str_peername, *str__deliver_held, *str__start,
-        *str__call_connection_lost;
+        *str__call_connection_lost, *str_datagram_received,
+        *str_error_received, *str_sendto;
     bool contexts_known; /* see context.c */
 #if FNET_FREELISTS
     /* Empty handles and timers, chained by their `loop`. */
@@ -180,7 +182,6 @@ enum fnet_home_mode {
     FNET_HOME_WORKER, /* a worker (benchmarks, tests) */
     FNET_HOME_FLIPS,  /* now one, now the other, at random (tests) */
 };
-
 #define FNET_RING_START 256
 
 struct LoopObject {
@@ -223,14 +224,15 @@ struct LoopObject {
     fnet_depot *depot;
     fnet_shard home;
     fnet_prompter *prompter;
-    fnet_shardset set; /* home and the shards that workers have */
-    fnet_batch batch;  /* of home's passes */
-    fnet_batch *mail;  /* a worker's, that is being delivered */
-    int64_t now;       /* when the pass was over */
-    uint64_t turns;    /* there have been */
-    int home_mode;     /* enum fnet_home_mode */
-    uint64_t flips;    /* of home's token: FNET_HOME_FLIPS */
-    bool recalling;    /* home was asked for */
+    fnet_shardset set;      /* home and the shards that workers have */
+    fnet_batch batch;       /* of home's passes */
+    fnet_batch *mail;       /* a worker's, that is being delivered */
+    fnet_batch *delivering; /* whose completions are being delivered */
+    int64_t now;            /* when the pass was over */
+    uint64_t turns;         /* there have been */
+    int home_mode;          /* enum fnet_home_mode */
+    uint64_t flips;         /* of home's token: FNET_HOME_FLIPS */
+    bool recalling;         /* home was asked for */
     fnet_adapt adapt;
     int advice;         /* enum fnet_advice, not followed yet */
     int schedstat;      /* of the thread that runs the loop; -1: none */
@@ -241,6 +243,7 @@ struct LoopObject {
                        `owned`, transports from themselves) */
     size_t nfds;
     fnet_list transports; /* attached ones, each a reference */
+    fnet_list datagrams;  /* the same */
     fnet_list holds;      /* socket operations that keep their socket open */
     int signal_pipe[2];
     WatchObject *signal_watch;
@@ -252,6 +255,8 @@ struct LoopObject {
     /* giving memory back: see turn.c */
     uint64_t trim_mark; /* bytes moved when memory was given back last */
     int64_t trim_time;
+    uint64_t age_mark; /* bytes moved when the caches were aged last */
+    int64_t age_time;
 };
 
 /* -- doors ------------------------------------------------------------------
@@ -445,6 +450,20 @@ void fnet_transport_keep_names(TransportObject *transport);
 PyObject *fnet_transport_deliver_held(TransportObject *transport,
                                       PyObject *unused);
 
+/* Arguments of set_write_buffer_limits(). */
+int fnet_parse_water_marks(PyObject *args, PyObject *kwargs, size_t *high,
+                           size_t *low);
+
+/* dgram.c, dgram_io.c, dgram_addr.c; see dgram.h */
+extern PyType_Spec fnet_datagram_spec;
+PyObject *fnet_make_datagram_transport(LoopObject *loop, PyObject *args);
+int fnet_datagram_deliver(PyObject *transport, fnet_completion *item);
+/* True: of a datagram transport that is not closing. */
+bool fnet_datagram_uses_fd(PyObject *transport);
+/* The loop is closed and lets go of its datagram transports. */
+void fnet_datagrams_abandon(LoopObject *loop);
+int fnet_datagrams_traverse(LoopObject *loop, visitproc visit, void *arg);
+
 /* server.c */
 extern PyType_Spec fnet_listener_spec, fnet_connset_spec;
 extern PyMethodDef fnet_server_methods[];
@@ -465,5 +484,7 @@ PyObject *fnet_addr_object(const fnet_addr *addr);
 
 /* stats.c */
 PyObject *fnet_loop_stats(LoopObject *loop, PyObject *unused);
+extern PyMethodDef fnet_stats_methods[];   /* of the loop */
+extern PyMethodDef fnet_stats_functions[]; /* of the module */
 
 #endif

@@ -1,5 +1,7 @@
-/* stats: what loop.stats() tells. */
+/* stats: what loop.stats() and pyfastnet.stats() tell. */
 #include "python/module.h"
+
+#include "cache/stack.h"
 
 static int
 put(PyObject *dict, const char *name, uint64_t value)
@@ -12,44 +14,28 @@ put(PyObject *dict, const char *name, uint64_t value)
 
 /* What stats() tells, taken while the core is there. */
 typedef struct snapshot {
-    struct {
-        fnet_shard_stats stats;
-        uint64_t attached;
-    } shards[FNET_SHARDS_MAX];
+    fnet_shard_stats shards[FNET_SHARDS_MAX];
+    uint32_t attached[FNET_SHARDS_MAX];
     unsigned count;
-    fnet_cache_stats caches,
-        depot; /* the sum over the shards'; what is free */
+    fnet_cache_stats cache;
     uint64_t timers, ready;
 } snapshot;
-
-static void
-take_shard(fnet_shard *shard, unsigned i, snapshot *out)
-{
-    fnet_cache_stats cache;
-
-    fnet_lock_acquire(&shard->output);
-    out->shards[i].stats = shard->stats;
-    out->shards[i].attached = shard->poller.attached;
-    fnet_cache_get_stats(shard->cache, &cache);
-    fnet_lock_release(&shard->output);
-    out->caches.held_blocks += cache.held_blocks;
-    out->caches.held_bytes += cache.held_bytes;
-    out->caches.hits += cache.hits;
-    out->caches.misses += cache.misses;
-}
 
 static bool
 take(LoopObject *loop, snapshot *out)
 {
     FNET_LOCK(loop);
     bool there = loop->has_core;
+    out->count = there ? loop->set.count : 0;
+    for (unsigned i = 0; i < out->count; i++) {
+        fnet_shard *shard = loop->set.members[i].shard;
+        fnet_lock_acquire(&shard->output);
+        out->shards[i] = shard->stats;
+        out->attached[i] = shard->poller.attached;
+        fnet_lock_release(&shard->output);
+    }
     if (there) {
-        out->caches = (fnet_cache_stats){0};
-        out->count = loop->set.count;
-        for (unsigned i = 0; i < out->count; i++) {
-            take_shard(loop->set.members[i].shard, i, out);
-        }
-        fnet_depot_stats_any(loop->depot, &out->depot);
+        fnet_depot_stats_any(loop->depot, &out->cache);
         out->timers = loop->timers.count;
         out->ready = loop->ring_count;
 #ifdef Py_GIL_DISABLED
@@ -61,7 +47,7 @@ take(LoopObject *loop, snapshot *out)
 }
 
 static int
-put_shard(PyObject *dict, const fnet_shard_stats *stats, uint64_t attached)
+put_shard(PyObject *dict, const fnet_shard_stats *stats, uint32_t attached)
 {
     const struct {
         const char *name;
@@ -89,19 +75,37 @@ put_shard(PyObject *dict, const fnet_shard_stats *stats, uint64_t attached)
     return 0;
 }
 
-static int
-put_cache(PyObject *dict, const snapshot *from)
-{
-    const fnet_cache_stats *mine = &from->caches, *depot = &from->depot;
+typedef struct row {
+    const char *name;
+    uint64_t value;
+} row;
 
-    if (put(dict, "held_blocks", mine->held_blocks + depot->held_blocks) < 0 ||
-        put(dict, "held_bytes", mine->held_bytes + depot->held_bytes) < 0 ||
-        put(dict, "limit_bytes", depot->limit_bytes) < 0 ||
-        put(dict, "hits", mine->hits) < 0 ||
-        put(dict, "misses", mine->misses) < 0) {
-        return -1;
+static int
+put_rows(PyObject *dict, const row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (put(dict, rows[i].name, rows[i].value) < 0) {
+            return -1;
+        }
     }
     return 0;
+}
+
+static int
+put_cache(PyObject *dict, const fnet_cache_stats *stats)
+{
+    const row rows[] = {
+        {"caches", stats->caches},
+        {"held_blocks", stats->held_blocks},
+        {"held_bytes", stats->held_bytes},
+        {"limit_bytes", stats->limit_bytes},
+        {"high_water_bytes", stats->high_water_bytes},
+        {"hits", stats->hits},
+        {"misses", stats->misses},
+        {"transfers", stats->transfers},
+        {"freed", stats->freed},
+    };
+    return put_rows(dict, rows, FNET_COUNTOF(rows));
 }
 
 static PyObject *
@@ -112,8 +116,7 @@ shard_list(const snapshot *from)
     for (unsigned i = 0; list != NULL && i < from->count; i++) {
         PyObject *dict = PyDict_New();
         if (dict == NULL ||
-            put_shard(dict, &from->shards[i].stats, from->shards[i].attached) <
-                0 ||
+            put_shard(dict, &from->shards[i], from->attached[i]) < 0 ||
             PyList_Append(list, dict) < 0) {
             Py_CLEAR(list);
         }
@@ -139,7 +142,7 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
     PyObject *shards = shard_list(&from);
 
     if (result == NULL || cache == NULL || shards == NULL ||
-        put_cache(cache, &from) < 0 ||
+        put_cache(cache, &from.cache) < 0 ||
         PyDict_SetItemString(result, "shards", shards) < 0 ||
         PyDict_SetItemString(result, "cache", cache) < 0 ||
         put(result, "timers", from.timers) < 0 ||
@@ -150,3 +153,53 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
     Py_XDECREF(shards);
     return result;
 }
+
+/* _set_cache_limit(bytes): before the loop has run. */
+static PyObject *
+loop_set_cache_limit(LoopObject *self, PyObject *bytes)
+{
+    size_t limit = PyLong_AsSize_t(bytes);
+
+    if ((limit == (size_t)-1 && PyErr_Occurred()) ||
+        fnet_loop_check(self) < 0) {
+        return NULL;
+    }
+    int rc = fnet_depot_set_limit_any(self->depot, limit);
+    if (rc < 0) {
+        return fnet_raise(rc);
+    }
+    Py_RETURN_NONE;
+}
+
+PyMethodDef fnet_stats_methods[] = {
+    {"_set_cache_limit", (PyCFunction)loop_set_cache_limit, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *
+stack_stats(PyObject *module, PyObject *unused)
+{
+    PyObject *result = PyDict_New();
+    fnet_stack_stats stats;
+
+    fnet_stack_stats_any(&stats);
+    const row rows[] = {
+        {"running", stats.running},
+        {"running_bytes", stats.running_bytes},
+        {"held", stats.held},
+        {"held_bytes", stats.held_bytes},
+        {"limit_bytes", stats.limit_bytes},
+        {"high_water", stats.high_water},
+        {"hits", stats.hits},
+        {"misses", stats.misses},
+    };
+    if (result != NULL && put_rows(result, rows, FNET_COUNTOF(rows)) < 0) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+PyMethodDef fnet_stats_functions[] = {
+    {"_stack_stats", stack_stats, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};

@@ -205,9 +205,9 @@ optional_size(PyObject *object, bool *given, Py_ssize_t *out)
     return 0;
 }
 
-static PyObject *
-transport_set_write_buffer_limits(TransportObject *self, PyObject *args,
-                                  PyObject *kwargs)
+int
+fnet_parse_water_marks(PyObject *args, PyObject *kwargs, size_t *high_mark,
+                       size_t *low_mark)
 {
     static char *names[] = {"high", "low", NULL};
     PyObject *high_object = Py_None, *low_object = Py_None;
@@ -217,10 +217,9 @@ transport_set_write_buffer_limits(TransportObject *self, PyObject *args,
     if (!PyArg_ParseTupleAndKeywords(args, kwargs,
                                      "|OO:set_write_buffer_limits", names,
                                      &high_object, &low_object) ||
-        check_thread(self) < 0 ||
         optional_size(low_object, &has_low, &low) < 0 ||
         optional_size(high_object, &has_high, &high) < 0) {
-        return NULL;
+        return -1;
     }
     if (!has_high && has_low) {
         high = low > PY_SSIZE_T_MAX / 4 ? PY_SSIZE_T_MAX : 4 * low;
@@ -232,10 +231,21 @@ transport_set_write_buffer_limits(TransportObject *self, PyObject *args,
         PyErr_Format(PyExc_ValueError,
                      "high (%zd) must be >= low (%zd) must be >= 0", high,
                      low);
+        return -1;
+    }
+    *high_mark = (size_t)high;
+    *low_mark = (size_t)low;
+    return 0;
+}
+
+static PyObject *
+transport_set_write_buffer_limits(TransportObject *self, PyObject *args,
+                                  PyObject *kwargs)
+{
+    if (check_thread(self) < 0 ||
+        fnet_parse_water_marks(args, kwargs, &self->high, &self->low) < 0) {
         return NULL;
     }
-    self->high = (size_t)high;
-    self->low = (size_t)low;
     if (self->attached) {
         size_t left = fnet_stream_flush(&self->stream);
         if (fnet_transport_maybe_pause(self, left) < 0) {

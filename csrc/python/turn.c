@@ -11,6 +11,7 @@
 #include "python/context.h"
 
 #include "base/clock.h"
+#include "net/dgram.h"
 
 #include <errno.h>
 
@@ -42,11 +43,15 @@
  * (tests/test_fairness.py has the case). */
 #define GIL_INTERVAL (12 * FNET_MSEC)
 
-/* Memory is given back once the loop has been idle for IDLE_BEFORE_TRIM after
- * at least TRIM_BYTES were read and sent since the last time, at most once a
- * second. */
+/* Memory is given back after at least TRIM_BYTES were read and sent since the
+ * last time, at most once a second: once the loop has been idle for
+ * IDLE_BEFORE_TRIM, or has moved less than QUIET_BYTES in a second.  While
+ * there is more to do than that, the caches age: what a burst has left there
+ * and nobody has needed for a second goes. */
 #define IDLE_BEFORE_TRIM (200 * FNET_MSEC)
-#define TRIM_BYTES (UINT64_C(16) << 20)
+#define TRIM_BYTES (UINT64_C(2) << 20)
+#define QUIET_BYTES (UINT64_C(1) << 20)
+#define AGED_ENOUGH ((size_t)1 << 20) /* to ask the system to take it */
 
 /* -- what the core cannot do without Python ----------------------------- */
 
@@ -120,17 +125,17 @@ offer_landings(fnet_shard *shard)
 void
 fnet_loop_drop_landings(fnet_shard *shard)
 {
-    PyObject *owners[FNET_LANDINGS];
+    PyObject *owners[FNET_COUNTOF(shard->landings)];
 
     fnet_lock_acquire(&shard->output);
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    for (unsigned i = 0; i < FNET_COUNTOF(owners); i++) {
         owners[i] = shard->landings[i].owner;
         shard->landings[i].owner = NULL;
     }
     shard->landings_used = 0;
     shard->want_landings = false;
     fnet_lock_release(&shard->output);
-    for (unsigned i = 0; i < FNET_LANDINGS; i++) {
+    for (unsigned i = 0; i < FNET_COUNTOF(owners); i++) {
         Py_XDECREF(owners[i]);
     }
 }
@@ -174,7 +179,7 @@ trim_pending(LoopObject *self)
            fnet_loop_ring_is_large(self);
 }
 
-/* The loop was idle after a lot of traffic. */
+/* The loop is idle, or nearly, after a lot of traffic; the batch is empty. */
 static FNET_COLD void
 give_memory_back(LoopObject *self)
 {
@@ -200,6 +205,36 @@ give_memory_back(LoopObject *self)
     fnet_depot_trim_any(self->depot);
     fnet_prompter_trim(self->prompter);
     fnet_loop_shrink_ring(self);
+}
+
+/* Once a second, before a pass. */
+static FNET_COLD void
+age_caches(LoopObject *self)
+{
+    uint64_t moved = bytes_moved(self);
+    bool quiet = moved - self->age_mark < QUIET_BYTES;
+
+    self->age_mark = moved;
+    self->age_time = self->now;
+    if (quiet && trim_pending(self)) {
+        give_memory_back(self);
+        return;
+    }
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_shard *shard = self->set.members[i].shard;
+        fnet_shard_lock(shard);
+        if (fnet_shard_lent(shard)) {
+            shard->age = true;
+        }
+        else {
+            fnet_cache_age(shard->read_cache);
+            fnet_cache_age(shard->cache);
+        }
+        fnet_shard_unlock(shard);
+    }
+    if (fnet_depot_age_any(self->depot) >= AGED_ENOUGH) {
+        fnet_prompter_trim(self->prompter);
+    }
 }
 
 /* A pass that does not give up the GIL, and so does not wait. */
@@ -228,7 +263,7 @@ pass_without_gil(LoopObject *self, int64_t deadline)
     if (deadline != FNET_NO_WAIT) {
         fnet_shard_prepare_sleep(&self->home);
         if (fnet_shardset_has_mail(&self->set) || fnet_loop_has_inbox(self)) {
-            deadline = FNET_NO_WAIT; /* a wake-up may have been before */
+            deadline = FNET_NO_WAIT; /* its wake-up may have been before */
         }
     }
     self->passing = true;
@@ -273,6 +308,9 @@ run_pass(LoopObject *self)
     bool trim = false;
     int rc = 0;
 
+    if (FNET_UNLIKELY(self->now - self->age_time >= FNET_SEC)) {
+        age_caches(self);
+    }
     if (FNET_LIKELY(!self->set.home_away) &&
         (shard->want_landings || shard->landings_used > 0)) {
         offer_landings(shard);
@@ -391,6 +429,9 @@ deliver_one(LoopObject *self, const fnet_batch *batch, fnet_completion *item)
     case FNET_KIND_WATCH:
         rc = fnet_watch_deliver((WatchObject *)owner, item);
         break;
+    case FNET_KIND_DGRAM:
+        rc = fnet_datagram_deliver(owner, item);
+        break;
     default:
         fnet_panic("turn: a source of kind %d", source->ops->kind);
     }
@@ -406,8 +447,9 @@ deliver_in_debug(LoopObject *self, const fnet_batch *batch,
     fnet_source *source = fnet_poller_lookup(&batch->shard->poller, item->tag);
     PyObject *owner = source == NULL ? NULL : source->owner;
 
-    if (source != NULL && source->ops->kind == FNET_KIND_WATCH) {
-        /* Its handles tell themselves. */
+    if (source != NULL && (source->ops->kind == FNET_KIND_WATCH ||
+                           source->ops->kind == FNET_KIND_DGRAM)) {
+        /* These tell themselves. */
         return deliver_one(self, batch, item);
     }
     int64_t begin = fnet_clock_ns();
@@ -426,6 +468,7 @@ deliver_in_debug(LoopObject *self, const fnet_batch *batch,
 static int
 deliver(LoopObject *self, fnet_batch *batch)
 {
+    self->delivering = batch;
     while (batch->next < batch->count) {
         fnet_completion *item = &batch->items[batch->next++];
         self->delivered++;
@@ -487,11 +530,11 @@ turn(LoopObject *self)
         /* The child came back from the callback that has forked. */
         return fnet_loop_check(self);
     }
-    if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
-        return -1;
-    }
     if (FNET_UNLIKELY(self->home_mode != FNET_HOME_LOOP) && !resumed) {
         fnet_loop_see_to_home(self);
+    }
+    if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
+        return -1;
     }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);

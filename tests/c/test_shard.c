@@ -618,7 +618,39 @@ landings(void)
         fnet_shard_return_landing(shard, taken[i]);
     }
     CHECK(shard->landings_used == 0);
-    CHECK_PANICS(fnet_shard_return_landing(shard, taken[0]));
+    world_fini(&w);
+}
+
+/* A worker was away with one when the loop refilled the places. */
+static void
+landings_refilled_meanwhile(void)
+{
+    world w;
+    int owners[20 + FNET_LANDINGS];
+    char place[1];
+    world_init(&w);
+    fnet_shard *shard = &w.shard;
+    for (int i = 0; i < FNET_LANDINGS; i++) {
+        shard->landings[i] = (fnet_landing){&owners[i], place, sizeof(place)};
+    }
+    for (int i = 0; i < 20; i++) {
+        fnet_landing out = fnet_shard_take_landing(shard);
+        CHECK(out.owner != NULL);
+        for (int k = 0; k < FNET_LANDINGS; k++) {
+            if (shard->landings[k].owner == NULL) {
+                shard->landings[k] =
+                    (fnet_landing){&owners[FNET_LANDINGS + i], place, 1};
+                shard->landings_used = 0;
+            }
+        }
+        fnet_shard_return_landing(shard, out);
+        CHECK(shard->landings_used <= FNET_LANDINGS);
+    }
+    for (unsigned i = 0; i < FNET_COUNTOF(shard->landings); i++) {
+        CHECK(shard->landings[i].owner != NULL);
+    }
+    fnet_landing extra = shard->landings[0];
+    CHECK_PANICS(fnet_shard_return_landing(shard, extra));
     world_fini(&w);
 }
 
@@ -692,6 +724,7 @@ main(void)
     RUN(output_of_a_turn_goes_in_order);
     RUN(deferring_wakes_the_prompter);
     RUN(landings);
+    RUN(landings_refilled_meanwhile);
     RUN(landing_size);
     RUN(trim_leaves_no_block);
     return test_report();
