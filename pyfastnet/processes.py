@@ -269,9 +269,11 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         if self._closed:
             return
         self._closed = True
-        for pipe in self._pipes.values():
-            if pipe.pipe is not None:
-                pipe.pipe.close()
+        if self._loop is not None and not self._loop.is_closed():
+            # Else they close with the transports that nobody has any more.
+            for pipe in self._pipes.values():
+                if pipe.pipe is not None:
+                    pipe.pipe.close()
         if self._proc is not None and self._returncode is None:
             if self._loop.get_debug() and self._proc.returncode is None:
                 logger.warning("Close running child process: kill %r", self)

@@ -759,7 +759,7 @@ def test_a_fork_leaves_the_child_alone(new_loop):
 
 @pytest.mark.not_on("asyncio", reason="a thread of it may wait for the child")
 def test_a_loop_closed_before_its_children(new_loop):
-    run_script(
+    out = run_script(
         new_loop,
         """
     import gc, subprocess, warnings
@@ -783,6 +783,7 @@ def test_a_loop_closed_before_its_children(new_loop):
     """,
         options=(),
     )
+    assert "Exception ignored" not in out, out
 
 
 async def test_output_of_any_kind(loop, tmp_path):
