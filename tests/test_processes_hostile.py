@@ -698,7 +698,7 @@ async def test_the_pipes_cannot_be_connected(loop, monkeypatch):
     for name in ("_make_read_pipe_transport", "_make_write_pipe_transport"):
         made = []
 
-        def fail(*args, made=made):
+        def fail(*args, made=made, **options):
             made.append(args)
             raise OSError(24, "no more descriptors")
 
