@@ -258,13 +258,19 @@ class Loop:
         protocol: Any,
         waiter: Any = None,
         extra: dict[str, Any] | None = None,
-    ) -> ReadPipeTransport: ...
+        *,
+        own: bool = False,
+    ) -> ReadPipeTransport:
+        """Works on a duplicate of the descriptor, unless `own` says that
+        nobody else uses it."""
     def _make_write_pipe_transport(
         self,
         pipe: Any,
         protocol: Any,
         waiter: Any = None,
         extra: dict[str, Any] | None = None,
+        *,
+        own: bool = False,
     ) -> WritePipeTransport: ...
     def _listen(
         self,
