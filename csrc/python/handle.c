@@ -121,6 +121,7 @@ fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
     }
     self->handle.is_timer = true;
     self->when = when;
+    self->whole = false;
     fnet_heap_node_init(&self->node);
     if (init_handle(&self->handle, loop, callback, args, nargs, context) < 0) {
         Py_DECREF(self);
@@ -592,13 +593,14 @@ PyType_Spec fnet_handle_spec = {
 static PyObject *
 timer_when(TimerObject *self, PyObject *unused)
 {
-    return PyFloat_FromDouble(self->when);
+    return self->whole ? PyLong_FromDouble(self->when)
+                       : PyFloat_FromDouble(self->when);
 }
 
 static PyObject *
 timer_get_when(TimerObject *self, void *unused)
 {
-    return PyFloat_FromDouble(self->when);
+    return timer_when(self, NULL);
 }
 
 static PyObject *

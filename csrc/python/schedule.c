@@ -294,6 +294,7 @@ schedule(LoopObject *self, bool relative, PyObject *const *args,
     if (timer == NULL) {
         return NULL;
     }
+    timer->whole = !relative && PyLong_Check(call.lead);
     if (fnet_heap_push(&self->timers, &timer->node, deadline_of(when)) < 0) {
         Py_DECREF(timer);
         return PyErr_NoMemory();
