@@ -119,6 +119,7 @@ typedef struct TimerObject {
     HandleObject handle;
     fnet_heap_node node;
     double when;
+    bool whole; /* it was given as an int, and is told as one */
 } TimerObject;
 
 typedef struct ConnSetObject {
