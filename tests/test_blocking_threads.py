@@ -198,7 +198,10 @@ def test_a_thousand_blocked_threads(stack):
     time.sleep(0.5)
     assert all(call.running for call in calls)
     held = (memory() - idle_memory) / count
-    assert held < 8 * 1024, f"{held:.0f} bytes for each blocked call"
+    # Two pages of the stack; 1 MiB was asked for.  The sanitizer keeps what
+    # was freed, and pads the stacks.
+    limit = 64 if "asan" in os.environ.get("LD_PRELOAD", "") else 16
+    assert held < limit * 1024, f"{held:.0f} bytes for each blocked call"
     closed_at = []
     for one, _ in pairs:
         closed_at.append(time.monotonic())
@@ -206,7 +209,7 @@ def test_a_thousand_blocked_threads(stack):
     for call in calls:
         closed(call)
     took = sorted(c.ended - at for c, at in zip(calls, closed_at, strict=True))
-    print(f"woken: p50 {took[500] * 1e3:.1f} ms, p99 {took[990] * 1e3:.1f} ms")
+    print(f"held {held:.0f} bytes; woken: p99 {took[990] * 1e3:.1f} ms")
     assert took[990] < SLOW
     for _, other in pairs:
         other.close()
