@@ -22,10 +22,11 @@ import sys
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ._stats import stats
 from .loop import EventLoop
 
 __version__ = "0.1.0"
-__all__ = ["EventLoop", "new_event_loop", "run"]
+__all__ = ["EventLoop", "new_event_loop", "run", "stats"]
 
 _T = TypeVar("_T")
 
@@ -47,20 +48,24 @@ if sys.version_info < (3, 16):
         return sorted({*globals(), *__all__})
 
 
-def new_event_loop(*, shards: int | None = None) -> EventLoop:
+def new_event_loop(
+    *, shards: int | None = None, cache_limit: int | None = None
+) -> EventLoop:
     """Makes an event loop; any thread may.
 
-    `shards` is the upper bound for the threads that do the loop's I/O: None
-    (then PYFASTNET_SHARDS, a number or `auto`, else as many as pay) or 1 to
-    64.  More than one is accepted but not used yet.  Raises TypeError or
-    ValueError for anything else.
+    `shards` is the number of threads that do the loop's I/O, 1 to 64; None
+    leaves it to PYFASTNET_SHARDS (a number or `auto`), else to what pays: see
+    EventLoop.  Raises TypeError or ValueError for anything else.
+
+    `cache_limit` bounds the free buffers that the loop keeps, in bytes: None
+    (then PYFASTNET_CACHE_LIMIT, else 64 MiB) or at least 256 KiB.
 
     Give the function itself to whatever takes a loop factory:
 
         with asyncio.Runner(loop_factory=pyfastnet.new_event_loop) as runner:
             runner.run(main())
     """
-    return EventLoop(shards=shards)
+    return EventLoop(shards=shards, cache_limit=cache_limit)
 
 
 def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None) -> _T:

@@ -8,6 +8,10 @@ from typing import Any
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
+def usable_cpus() -> int:
+    """CPUs that this process may use: its affinity and its control group's
+    quota, rounded up."""
+
 class Handle:
     """asyncio.Handle in C (`isinstance(h, asyncio.Handle)` holds)."""
 
@@ -71,7 +75,7 @@ class Loop:
     slow_callback_duration: float
     _current_handle: Any
 
-    def __init__(self, *, shards: int | None = None) -> None: ...
+    def __init__(self, *, shards: int = 1, adaptive: bool = False) -> None: ...
     # -- scheduling -------------------------------------------------------
     def call_soon(
         self,
@@ -116,6 +120,8 @@ class Loop:
         """Lets go of every descriptor, callback and transport of the core."""
     def _before_fork(self) -> None:
         """Sends what was written and stops the core's thread."""
+    def _after_fork_in_parent(self) -> None:
+        """After os.fork(): the workers go on."""
     def _after_fork(self) -> None:
         """In a child: closes the child's copies; the loop is unusable."""
     def _write_to_self(self) -> None:
@@ -181,4 +187,13 @@ class Loop:
         backlog); _listen() again goes on."""
     def _unlisten(self, fd: int) -> bool:
         """Stops accepting; does not close the socket."""
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]:
+        """Counters of the loop's I/O and its caches, as a new dict; any
+        thread.  RuntimeError once it is closed."""
+    def _set_cache_limit(self, limit: int, /) -> None:
+        """The bound of the bytes that the caches keep; OSError EINVAL below
+        one block, EBUSY if they keep more than that already."""
+
+def _stack_stats() -> dict[str, int]:
+    """The stacks of the core's threads, over the process: see
+    pyfastnet.stats().  Any thread."""

@@ -23,6 +23,9 @@ from typing import TYPE_CHECKING, Any
 from . import _core
 
 MAX_SHARDS = 64
+# Where nobody says how many: at most, and from how many CPUs on more than one.
+MAX_AUTO = 8
+MIN_CPUS = 4
 
 
 class NoSelector:
@@ -50,8 +53,8 @@ class BaseLoop(_Base):
 
     def __init__(self, *, shards: int | None = None) -> None:
         try:
-            limit = shard_limit(shards)
-            _core.Loop.__init__(self, shards=limit)
+            limit, adaptive = shard_limit(shards)
+            _core.Loop.__init__(self, shards=limit, adaptive=adaptive)
         except BaseException:
             # There is nothing to close: keeps __del__() silent.
             self._closed = True
@@ -163,23 +166,33 @@ class BaseLoop(_Base):
         def _run_forever_cleanup(self) -> None: ...
 
 
-def shard_limit(shards: int | None) -> int | None:
-    """The upper bound for the number of shards, None for an automatic one:
-    `shards`, or what PYFASTNET_SHARDS says (a number or `auto`)."""
-    if shards is None:
-        text = os.environ.get("PYFASTNET_SHARDS", "").strip()
-        if text in ("", "auto"):
-            return None
-        if not text.isascii() or not text.isdigit():
-            raise ValueError(
-                f"PYFASTNET_SHARDS={text!r}: expected auto or a number from "
-                f"1 to {MAX_SHARDS}"
-            )
-        shards, name = int(text), "PYFASTNET_SHARDS"
-    else:
+def shard_limit(shards: int | None) -> tuple[int, bool]:
+    """How many shards a loop may have, and whether it has them only as they
+    pay.
+
+    From `shards`, else from PYFASTNET_SHARDS (a number, or `auto`: as they
+    pay, wherever there are two CPUs); else as they pay with 4 CPUs and more,
+    and one with fewer.  A wrong argument raises TypeError or ValueError; a
+    wrong variable, which the program may know nothing of, warns.
+    """
+    if shards is not None:
         if isinstance(shards, bool):
             raise TypeError("shards must be None or an int, not bool")
-        shards, name = operator.index(shards), "shards"
-    if not 1 <= shards <= MAX_SHARDS:
-        raise ValueError(f"{name} must be from 1 to {MAX_SHARDS}: {shards}")
-    return shards
+        shards = operator.index(shards)
+        if not 1 <= shards <= MAX_SHARDS:
+            raise ValueError(f"shards must be from 1 to {MAX_SHARDS}: {shards}")
+        return shards, False
+    text = os.environ.get("PYFASTNET_SHARDS", "").strip()
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_SHARDS:
+        return int(text), False
+    if text not in ("", "auto"):
+        warnings.warn(
+            f"PYFASTNET_SHARDS={text!r} is ignored: expected auto or a number "
+            f"from 1 to {MAX_SHARDS}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    cpus = _core.usable_cpus()
+    if text != "auto" and cpus < MIN_CPUS:
+        return 1, False
+    return max(1, min(cpus, MAX_AUTO)), cpus > 1

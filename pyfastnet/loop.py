@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, NoReturn
 
 from . import _core
+from ._limits import cache_limit as chosen_cache_limit
 from .processes import Subprocesses
 from .server import Servers
 from .signals import Signals
@@ -31,11 +32,18 @@ class EventLoop(_Parts):
     asyncio.AbstractEventLoop, with the arguments, errors and meaning that it
     has in asyncio of the same Python version.
 
-    `shards` is the upper bound for the threads that may do the I/O of this
-    loop, its own included: None (as many as pay) or 1 to 64.  More than one
-    is accepted but not used yet.  Where it is None, PYFASTNET_SHARDS in the
-    environment (a number or `auto`) may give it.  Raises TypeError or
-    ValueError for anything else.
+    `shards` is the number of threads that do the I/O of this loop, its own
+    included, 1 to 64: connections are spread over them, and those beyond the
+    first are started when they are needed.  None: what PYFASTNET_SHARDS in
+    the environment says (a number or `auto`); else as they pay, at most 8,
+    with 4 usable CPUs and more, and 1 with fewer.  `auto` is as they pay
+    wherever there are two CPUs.  Raises TypeError or ValueError for anything
+    else; a wrong variable warns.
+
+    `cache_limit` bounds the free buffers that the loop keeps for its I/O, in
+    bytes, over all its threads: None (then PYFASTNET_CACHE_LIMIT, a number
+    that k, m or g may follow, else 64 MiB), or at least one block of 256 KiB;
+    TypeError or ValueError for anything else.  Buffers in use do not count.
 
     As with asyncio, a loop belongs to the thread that runs it.
     call_soon_threadsafe() and stats() may be called from any thread,
@@ -44,8 +52,16 @@ class EventLoop(_Parts):
     new loop works.
     """
 
-    def __init__(self, *, shards: int | None = None) -> None:
+    def __init__(
+        self, *, shards: int | None = None, cache_limit: int | None = None
+    ) -> None:
+        try:
+            limit = chosen_cache_limit(cache_limit)
+        except BaseException:
+            self._closed = True  # nothing to close: keeps __del__() silent
+            raise
         Signals.__init__(self, shards=shards)  # C's is called by the last
+        self._set_cache_limit(limit)
         self._pid = os.getpid()
         _loops.add(self)
 

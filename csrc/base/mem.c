@@ -80,6 +80,12 @@ fnet_mem_fail_after(long n)
 }
 
 bool
+fnet_mem_denied(void)
+{
+    return must_fail();
+}
+
+bool
 fnet_mem_failed(void)
 {
     return atomic_load_explicit(&failed, memory_order_relaxed);
@@ -120,6 +126,12 @@ fnet_free(void *ptr)
 void
 fnet_mem_fail_after(long n)
 {
+}
+
+bool
+fnet_mem_denied(void)
+{
+    return false;
 }
 
 bool

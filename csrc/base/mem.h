@@ -18,6 +18,10 @@ void fnet_free(void *ptr);
  * (once); n < 0 (the default) makes none fail. */
 void fnet_mem_fail_after(long n);
 
+/* For what is not had from malloc (a mapping, a thread): counts as an
+ * allocation, and is true if it is the one that must fail. */
+FNET_MUST_CHECK bool fnet_mem_denied(void);
+
 /* True if the failure asked for by fnet_mem_fail_after() has happened. */
 bool fnet_mem_failed(void);
 

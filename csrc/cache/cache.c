@@ -1,23 +1,29 @@
 #include "cache/cache.h"
 
+#include "base/list.h"
 #include "base/lock.h"
 #include "base/mem.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
-/* Blocks that a magazine holds at most: room for the burst of one pass, at
- * most 1 MiB of each class. */
-enum {
-    CAPACITY_2K = 64,
-    CAPACITY_16K = 32,
-    CAPACITY_64K = 16,
-    CAPACITY_256K = 4,
-    CAPACITY_MAX = CAPACITY_2K
-};
+/* The high water marks that magazines begin with: room for the burst of one
+ * pass, at most 1 MiB of each class.  The low ones are the halves.
+ *
+ * A magazine that gets its own overflow back from the depot doubles its marks,
+ * up to its share of half the limit and 32 MiB: who takes more than it holds
+ * and returns them, over and over, would pay for the lock and for the other
+ * threads' (benchmarks/cache.py, 512 blocks on two threads: 5 times).  Ageing
+ * halves them again.  One that only takes, or only returns, keeps the small
+ * ones, so that blocks do not pile up on the wrong side. */
+enum { HIGH_2K = 64, HIGH_16K = 32, HIGH_64K = 16, HIGH_256K = 4 };
+#define SHARE_MAX ((size_t)32 << 20)
 
-static const uint32_t capacity[FNET_BLOCK_CLASSES] = {
-    CAPACITY_2K, CAPACITY_16K, CAPACITY_64K, CAPACITY_256K};
+static const uint32_t high_least[FNET_BLOCK_CLASSES] = {HIGH_2K, HIGH_16K,
+                                                        HIGH_64K, HIGH_256K};
+/* A batch of half as many stands in one block. */
+static const uint32_t high_most[FNET_BLOCK_CLASSES] = {256, 1024, 512, 128};
 
 static const size_t block_size[FNET_BLOCK_CLASSES] = {
     (size_t)2 << 10, (size_t)16 << 10, (size_t)64 << 10, (size_t)256 << 10};
@@ -27,33 +33,62 @@ typedef struct link {
     struct link *next;
 } link;
 
+/* Free blocks that change hands together.  The batch stands in one of them,
+ * so that it needs no memory, and the others are not touched. */
+typedef struct batch {
+    struct batch *next;
+    uint32_t count; /* blocks, this one included: at most a low mark */
+    void *others[];
+} batch;
+
+_Static_assert(sizeof(batch) + 256 / 2 * sizeof(void *) <= 2 << 10 &&
+                   sizeof(batch) + 1024 / 2 * sizeof(void *) <= 16 << 10,
+               "the largest batch fits into its block");
+
+/* Counters that one thread writes (relaxed: they order nothing) and that any
+ * may read for its statistics. */
+typedef _Atomic(uint64_t) counter;
+typedef _Atomic(uint32_t) counter32;
+
+typedef struct shelf {
+    batch *full;    /* last in, first out */
+    uint32_t count; /* blocks, over all batches */
+    uint32_t least; /* the fewest there were since the last ageing */
+} shelf;
+
 struct fnet_depot {
-    /* constant after init */
-    size_t limit;
     fnet_lock lock;
     /* guarded by lock; free_bytes + credit_bytes <= limit */
-    link *blocks[FNET_BLOCK_CLASSES];
-    size_t free_blocks, free_bytes;
+    size_t limit;
+    shelf shelves[FNET_BLOCK_CLASSES];
+    size_t free_bytes;
     size_t credit_bytes; /* lent to the magazines */
-    size_t caches;
-    /* guarded by lock: sums over the magazines, as last published */
-    size_t held_blocks, held_bytes;
-    uint64_t hits, misses;
+    size_t high_water;   /* the most that both have been together */
+    uint64_t freed;
+    fnet_list caches;
+    size_t ncaches;
+    fnet_cache_stats gone; /* hits, misses, transfers of caches freed */
 };
 
 typedef struct magazine {
-    uint32_t count;  /* free blocks here; <= credit */
-    uint32_t credit; /* free blocks that may be here; <= capacity */
-    uint64_t hits, misses;
-    void *blocks[CAPACITY_MAX];
+    /* written by the owner */
+    counter32 count; /* free blocks here; <= credit */
+    uint32_t high;   /* the high water mark */
+    void **blocks;   /* room for `high` */
+    counter hits;
+    uint32_t overflow; /* blocks given that may come back */
+    uint32_t share;    /* what the high water mark may become */
+    /* written by the owner with the depot's lock held */
+    uint32_t credit; /* free blocks that may be here; <= high */
+    counter misses, transfers;
 } magazine;
 
 struct fnet_cache {
     magazine magazines[FNET_BLOCK_CLASSES];
     fnet_depot *depot;
+    fnet_list link; /* in the depot's, guarded by its lock */
     link *nodes;
     size_t node_count;
-    fnet_cache_stats published; /* what the depot's sums contain of this */
 };
 
 size_t
@@ -62,9 +97,41 @@ fnet_block_size(enum fnet_block block)
     return block_size[block];
 }
 
-/* Debug builds fill the start of a free block, beyond the link, and look
- * whether it is intact when the block leaves: writing to a block that one has
- * given back is found where it happens or soon after. */
+/* Blocks that credit is drawn for at a time. */
+static inline uint32_t
+step(enum fnet_block block)
+{
+    return high_least[block] / 2;
+}
+
+static inline uint32_t
+get_count(const magazine *mag)
+{
+    return atomic_load_explicit(&mag->count, memory_order_relaxed);
+}
+
+static inline void
+set_count(magazine *mag, uint32_t count)
+{
+    atomic_store_explicit(&mag->count, count, memory_order_relaxed);
+}
+
+static inline uint64_t
+read_counter(const counter *number)
+{
+    return atomic_load_explicit(number, memory_order_relaxed);
+}
+
+static inline void
+count_up(counter *number)
+{
+    atomic_store_explicit(number, read_counter(number) + 1,
+                          memory_order_relaxed);
+}
+
+/* Debug builds fill the start of a free block and look whether it is intact
+ * when the block leaves: writing to a block that one has given back is found
+ * where it happens or soon after. */
 #define POISON 0xdb
 #define POISONED 64
 
@@ -81,7 +148,7 @@ check_poison(const void *ptr)
 {
 #if FNET_DEBUG >= 1
     const unsigned char *bytes = ptr;
-    for (size_t i = sizeof(link); i < POISONED; i++) {
+    for (size_t i = 0; i < POISONED; i++) {
         if (bytes[i] != POISON) {
             fnet_panic("cache: free block %p was written to", ptr);
         }
@@ -92,7 +159,7 @@ check_poison(const void *ptr)
 static inline bool
 magazine_has(const magazine *mag, const void *ptr)
 {
-    for (uint32_t i = 0; i < mag->count; i++) {
+    for (uint32_t i = 0; i < get_count(mag); i++) {
         if (mag->blocks[i] == ptr) {
             return true;
         }
@@ -110,48 +177,155 @@ free_links(link *first)
     }
 }
 
+/* --- batches, by the owner of the magazine ------------------------------- */
+
+/* Makes a batch of the `n` oldest blocks: the newest may still be in the
+ * CPU's caches. */
+static batch *
+pack(magazine *mag, uint32_t n)
+{
+    uint32_t left = get_count(mag) - n;
+    batch *made = mag->blocks[0];
+    made->next = NULL;
+    made->count = n;
+    memcpy(made->others, mag->blocks + 1, (n - 1) * sizeof(void *));
+    memmove(mag->blocks, mag->blocks + n, left * sizeof(void *));
+    set_count(mag, left);
+    mag->overflow += n;
+    return made;
+}
+
+/* Puts the blocks of the batches into the magazine. */
+static void
+unpack(magazine *mag, batch *first)
+{
+    uint32_t count = get_count(mag);
+    while (first != NULL) {
+        batch *next = first->next;
+        uint32_t others = first->count - 1;
+        memcpy(mag->blocks + count, first->others, others * sizeof(void *));
+        count += others;
+        mag->blocks[count++] = first;
+        poison(first); /* the batch stood there */
+        first = next;
+    }
+    set_count(mag, count);
+}
+
+/* Other water marks.  False without memory for them. */
+static bool
+set_high(magazine *mag, uint32_t high)
+{
+    fnet_assert(get_count(mag) <= high);
+    void **blocks = fnet_realloc(mag->blocks, high * sizeof(void *));
+    if (blocks == NULL) {
+        return false;
+    }
+    mag->blocks = blocks;
+    mag->high = high;
+    return true;
+}
+
 /* --- the depot, locked --------------------------------------------------- */
 
-static void
-depot_push_locked(fnet_depot *depot, enum fnet_block block, void *ptr)
-{
-    link *item = ptr;
-    item->next = depot->blocks[block];
-    depot->blocks[block] = item;
-    depot->free_blocks++;
-    depot->free_bytes += block_size[block];
-}
-
-static void *
-depot_pop_locked(fnet_depot *depot, enum fnet_block block)
-{
-    link *item = depot->blocks[block];
-    if (item != NULL) {
-        depot->blocks[block] = item->next;
-        depot->free_blocks--;
-        depot->free_bytes -= block_size[block];
-    }
-    return item;
-}
-
 static size_t
-depot_room_locked(const fnet_depot *depot)
+room_locked(const fnet_depot *depot)
 {
     fnet_assert_locked(&depot->lock);
     fnet_assert(depot->free_bytes + depot->credit_bytes <= depot->limit);
     return depot->limit - depot->free_bytes - depot->credit_bytes;
 }
 
+static void
+add_to_shelf_locked(fnet_depot *depot, enum fnet_block block, batch *given)
+{
+    shelf *at = &depot->shelves[block];
+    given->next = at->full;
+    at->full = given;
+    at->count += given->count;
+    depot->free_bytes += given->count * block_size[block];
+}
+
+static void
+note_taken_locked(fnet_depot *depot, enum fnet_block block, uint32_t n)
+{
+    shelf *at = &depot->shelves[block];
+    at->count -= n;
+    if (at->least > at->count) {
+        at->least = at->count;
+    }
+    depot->free_bytes -= n * block_size[block];
+}
+
+/* The last `n` blocks of a batch of more, as a batch. */
+static batch *
+split(batch *from, uint32_t n)
+{
+    fnet_assert(n > 0 && n < from->count);
+    batch *made = from->others[from->count - 2];
+    made->next = NULL;
+    made->count = n;
+    memcpy(made->others, from->others + (from->count - 1 - n),
+           (n - 1) * sizeof(void *));
+    from->count -= n;
+    return made;
+}
+
+/* Batches of at least one block and at most `most` blocks, if there is any:
+ * how many blocks. */
+static uint32_t
+take_from_shelf_locked(fnet_depot *depot, enum fnet_block block, uint32_t most,
+                       batch **out)
+{
+    shelf *at = &depot->shelves[block];
+    uint32_t n = 0;
+    batch *next;
+    *out = NULL;
+    while ((next = at->full) != NULL && n + next->count <= most) {
+        at->full = next->next;
+        next->next = *out;
+        *out = next;
+        n += next->count;
+    }
+    if (n == 0 && next != NULL) {
+        *out = split(next, most);
+        n = most;
+    }
+    note_taken_locked(depot, block, n);
+    return n;
+}
+
+/* A single block, to be freed. */
+static link *
+take_block_locked(fnet_depot *depot, enum fnet_block block)
+{
+    shelf *at = &depot->shelves[block];
+    batch *from = at->full;
+    if (from == NULL) {
+        return NULL;
+    }
+    void *taken = from;
+    if (from->count > 1) {
+        taken = from->others[--from->count - 1];
+    }
+    else {
+        at->full = from->next;
+    }
+    depot->freed++;
+    note_taken_locked(depot, block, 1);
+    return taken;
+}
+
 /* Takes blocks out, the largest first, until `want` bytes are free under the
  * limit or nothing is left: what lies in the depot is colder than what a
  * magazine asks room for.  The caller frees them, after unlocking. */
 static link *
-depot_evict_locked(fnet_depot *depot, size_t want)
+evict_locked(fnet_depot *depot, size_t want)
 {
     link *evicted = NULL;
     int block = FNET_BLOCK_CLASSES - 1;
-    while (block >= 0 && depot_room_locked(depot) < want) {
-        link *item = depot_pop_locked(depot, (enum fnet_block)block);
+    while (block >= 0 && room_locked(depot) < want) {
+        link *item = take_block_locked(depot, (enum fnet_block)block);
         if (item == NULL) {
             block--;
             continue;
@@ -164,92 +338,75 @@ depot_evict_locked(fnet_depot *depot, size_t want)
 
 /* --- a magazine and its depot, locked ------------------------------------ */
 
-/* Brings the depot's sums up to date; the end of every exchange. */
-static void
-publish_locked(fnet_cache *cache)
-{
-    fnet_depot *depot = cache->depot;
-    fnet_cache_stats now;
-    fnet_cache_get_stats(cache, &now);
-    /* Unsigned arithmetic: a difference below zero wraps and comes right. */
-    depot->held_blocks += now.held_blocks - cache->published.held_blocks;
-    depot->held_bytes += now.held_bytes - cache->published.held_bytes;
-    depot->hits += now.hits - cache->published.hits;
-    depot->misses += now.misses - cache->published.misses;
-    cache->published = now;
-}
-
 static void
 set_credit_locked(fnet_cache *cache, enum fnet_block block, uint32_t credit)
 {
     magazine *mag = &cache->magazines[block];
-    fnet_assert(credit >= mag->count && credit <= capacity[block]);
+    fnet_assert(credit >= get_count(mag) && credit <= mag->high);
     cache->depot->credit_bytes += credit * block_size[block];
     cache->depot->credit_bytes -= mag->credit * block_size[block];
     mag->credit = credit;
 }
 
-/* Moves blocks with their credit, so the sum under the limit stays. */
-static void
-give_locked(fnet_cache *cache, enum fnet_block block, uint32_t n)
+/* What a magazine may grow to. */
+static uint32_t
+share_locked(const fnet_depot *depot, enum fnet_block block)
 {
-    magazine *mag = &cache->magazines[block];
-    /* The oldest go: the newest may still be in the CPU's caches. */
-    for (uint32_t i = 0; i < n; i++) {
-        depot_push_locked(cache->depot, block, mag->blocks[i]);
+    size_t bytes = depot->limit / 2 / depot->ncaches;
+    if (bytes > SHARE_MAX) {
+        bytes = SHARE_MAX;
     }
-    mag->count -= n;
-    memmove(mag->blocks, mag->blocks + n, mag->count * sizeof(*mag->blocks));
-    set_credit_locked(cache, block, mag->credit - n);
+    size_t blocks = bytes / block_size[block];
+    return blocks < high_most[block] ? (uint32_t)blocks : high_most[block];
 }
 
-/* Fills the magazine to `n` blocks, as far as the depot has them.  It is
- * empty, so credit that it has left pays for them first. */
+/* After credit was drawn, which is how all that is held comes in. */
 static void
-take_locked(fnet_cache *cache, enum fnet_block block, uint32_t n)
+note_high_water_locked(fnet_depot *depot)
 {
-    magazine *mag = &cache->magazines[block];
-    while (mag->count < n) {
-        void *ptr = depot_pop_locked(cache->depot, block);
-        if (ptr == NULL) {
-            break;
-        }
-        mag->blocks[mag->count++] = ptr;
-    }
-    if (mag->count > mag->credit) {
-        set_credit_locked(cache, block, mag->count);
+    size_t most = depot->free_bytes + depot->credit_bytes;
+    if (depot->high_water < most) {
+        depot->high_water = most;
     }
 }
 
-/* Makes room for a block in the magazine if the limit allows it.  Returns
- * blocks to be freed after unlocking. */
+/* Moves a batch of the magazine's to the depot, its credit with it, so that
+ * the sum under the limit stays. */
+static void
+give_locked(fnet_cache *cache, enum fnet_block block, batch *given)
+{
+    magazine *mag = &cache->magazines[block];
+    set_credit_locked(cache, block, mag->credit - given->count);
+    add_to_shelf_locked(cache->depot, block, given);
+    count_up(&mag->transfers);
+}
+
+/* Draws credit for some blocks at once, so that the next puts are free of the
+ * lock; less, or none, where the limit forbids it.  Returns blocks to be
+ * freed after unlocking. */
 static link *
-make_room_locked(fnet_cache *cache, enum fnet_block block)
+draw_credit_locked(fnet_cache *cache, enum fnet_block block)
 {
     fnet_depot *depot = cache->depot;
     magazine *mag = &cache->magazines[block];
-    uint32_t half = capacity[block] / 2;
-    if (mag->count == capacity[block]) {
-        give_locked(cache, block, half);
-    }
-    /* Credit for half a magazine at once, so that the next puts are free of
-     * the lock. */
-    uint32_t missing = capacity[block] - mag->count;
-    uint32_t wanted = missing < half ? missing : half;
-    if (depot_room_locked(depot) < wanted * block_size[block]) {
+    uint32_t count = get_count(mag);
+    uint32_t missing = mag->high - count;
+    uint32_t wanted = missing < step(block) ? missing : step(block);
+    if (room_locked(depot) < wanted * block_size[block]) {
         for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
             set_credit_locked(cache, (enum fnet_block)i,
-                              cache->magazines[i].count);
+                              get_count(&cache->magazines[i]));
         }
     }
     size_t affordable =
-        (depot_room_locked(depot) + depot->free_bytes) / block_size[block];
+        (room_locked(depot) + depot->free_bytes) / block_size[block];
     if (affordable < wanted) {
         wanted = (uint32_t)affordable;
     }
-    link *evicted = depot_evict_locked(depot, wanted * block_size[block]);
-    if (mag->count + wanted > mag->credit) {
-        set_credit_locked(cache, block, mag->count + wanted);
+    link *evicted = evict_locked(depot, wanted * block_size[block]);
+    if (count + wanted > mag->credit) {
+        set_credit_locked(cache, block, count + wanted);
+        note_high_water_locked(depot);
     }
     return evicted;
 }
@@ -267,6 +424,7 @@ fnet_depot_new(fnet_depot **out, size_t limit_bytes)
         return -ENOMEM;
     }
     depot->limit = limit_bytes;
+    fnet_list_init(&depot->caches);
     int rc = fnet_lock_init(&depot->lock, FNET_RANK_DEPOT);
     if (rc < 0) {
         fnet_free(depot);
@@ -279,40 +437,138 @@ fnet_depot_new(fnet_depot **out, size_t limit_bytes)
 void
 fnet_depot_free(fnet_depot *depot)
 {
-    fnet_assert(depot->caches == 0 && depot->credit_bytes == 0);
+    fnet_assert(fnet_list_empty(&depot->caches));
+    fnet_assert(depot->credit_bytes == 0);
     fnet_depot_trim_any(depot);
     fnet_lock_fini(&depot->lock);
     fnet_free(depot);
 }
 
+int
+fnet_depot_set_limit_any(fnet_depot *depot, size_t limit_bytes)
+{
+    if (limit_bytes < block_size[FNET_BLOCK_CLASSES - 1]) {
+        return -EINVAL;
+    }
+    fnet_lock_acquire(&depot->lock);
+    int rc = -EBUSY;
+    link *evicted = NULL;
+    if (depot->credit_bytes <= limit_bytes) {
+        if (depot->limit > limit_bytes) {
+            evicted = evict_locked(depot, depot->limit - limit_bytes);
+        }
+        depot->limit = limit_bytes;
+        rc = 0;
+    }
+    fnet_lock_release(&depot->lock);
+    free_links(evicted);
+    return rc;
+}
+
+/* Frees what was not needed since the last ageing, or all of it: how many
+ * bytes. */
+static size_t
+trim(fnet_depot *depot, bool aged)
+{
+    link *evicted = NULL;
+    fnet_lock_acquire(&depot->lock);
+    size_t before = depot->free_bytes;
+    for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
+        shelf *at = &depot->shelves[i];
+        uint32_t n = aged ? at->least : at->count;
+        while (n-- > 0) {
+            link *item = take_block_locked(depot, (enum fnet_block)i);
+            item->next = evicted;
+            evicted = item;
+        }
+        at->least = at->count;
+    }
+    size_t freed = before - depot->free_bytes;
+    fnet_lock_release(&depot->lock);
+    free_links(evicted);
+    return freed;
+}
+
 void
 fnet_depot_trim_any(fnet_depot *depot)
 {
-    link *blocks[FNET_BLOCK_CLASSES];
-    fnet_lock_acquire(&depot->lock);
-    memcpy(blocks, depot->blocks, sizeof(blocks));
-    memset(depot->blocks, 0, sizeof(depot->blocks));
-    depot->free_blocks = 0;
-    depot->free_bytes = 0;
-    fnet_lock_release(&depot->lock);
+    (void)trim(depot, false);
+}
+
+size_t
+fnet_depot_age_any(fnet_depot *depot)
+{
+    return trim(depot, true);
+}
+
+/* Adds what the cache has counted; its owner may go on meanwhile. */
+static void
+add_counters(fnet_cache_stats *sum, const fnet_cache *cache)
+{
     for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
-        free_links(blocks[i]);
+        const magazine *mag = &cache->magazines[i];
+        uint32_t count = get_count(mag);
+        sum->held_blocks += count;
+        sum->held_bytes += count * block_size[i];
+        sum->hits += read_counter(&mag->hits);
+        sum->misses += read_counter(&mag->misses);
+        sum->transfers += read_counter(&mag->transfers);
     }
 }
 
 void
 fnet_depot_stats_any(fnet_depot *depot, fnet_cache_stats *out)
 {
+    const fnet_list *node;
     fnet_lock_acquire(&depot->lock);
-    out->held_blocks = depot->free_blocks + depot->held_blocks;
-    out->held_bytes = depot->free_bytes + depot->held_bytes;
+    *out = depot->gone;
+    fnet_list_foreach(node, &depot->caches)
+    {
+        add_counters(out, fnet_container_of(node, fnet_cache, link));
+    }
+    out->caches = depot->ncaches;
+    for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
+        out->held_blocks += depot->shelves[i].count;
+    }
+    out->held_bytes += depot->free_bytes;
     out->limit_bytes = depot->limit;
-    out->hits = depot->hits;
-    out->misses = depot->misses;
+    out->freed = depot->freed;
+    out->high_water_bytes = depot->high_water;
     fnet_lock_release(&depot->lock);
 }
 
+void
+fnet_depot_forget(fnet_depot *depot)
+{
+    fnet_list *node;
+    if (fnet_lock_init(&depot->lock, FNET_RANK_DEPOT) < 0) {
+        fnet_panic("cache: no lock after fork");
+    }
+    memset(depot->shelves, 0, sizeof(depot->shelves));
+    depot->free_bytes = depot->credit_bytes = 0;
+    fnet_list_foreach(node, &depot->caches)
+    {
+        fnet_cache *cache = fnet_container_of(node, fnet_cache, link);
+        for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
+            magazine *mag = &cache->magazines[i];
+            set_count(mag, 0);
+            mag->credit = 0;
+        }
+        cache->nodes = NULL;
+        cache->node_count = 0;
+    }
+}
+
 /* --- the cache, its owner only ------------------------------------------- */
+
+static void
+free_cache(fnet_cache *cache)
+{
+    for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
+        fnet_free(cache->magazines[i].blocks);
+    }
+    fnet_free(cache);
+}
 
 int
 fnet_cache_new(fnet_cache **out, fnet_depot *depot)
@@ -321,9 +577,16 @@ fnet_cache_new(fnet_cache **out, fnet_depot *depot)
     if (cache == NULL) {
         return -ENOMEM;
     }
+    for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
+        if (!set_high(&cache->magazines[i], high_least[i])) {
+            free_cache(cache);
+            return -ENOMEM;
+        }
+    }
     cache->depot = depot;
     fnet_lock_acquire(&depot->lock);
-    depot->caches++;
+    fnet_list_push(&depot->caches, &cache->link);
+    depot->ncaches++;
     fnet_lock_release(&depot->lock);
     *out = cache;
     return 0;
@@ -335,9 +598,11 @@ fnet_cache_free(fnet_cache *cache)
     fnet_depot *depot = cache->depot;
     fnet_cache_flush(cache);
     fnet_lock_acquire(&depot->lock);
-    depot->caches--;
+    fnet_list_remove(&cache->link);
+    depot->ncaches--;
+    add_counters(&depot->gone, cache);
     fnet_lock_release(&depot->lock);
-    fnet_free(cache);
+    free_cache(cache);
 }
 
 static FNET_COLD void *
@@ -345,34 +610,38 @@ get_slow(fnet_cache *cache, enum fnet_block block)
 {
     fnet_depot *depot = cache->depot;
     magazine *mag = &cache->magazines[block];
-    void *ptr = NULL;
+    batch *taken;
+    if (mag->overflow > 0 && mag->high * 2 <= mag->share) {
+        (void)set_high(mag, mag->high * 2); /* else it stays as it is */
+    }
     fnet_lock_acquire(&depot->lock);
-    take_locked(cache, block, capacity[block] / 2);
-    if (mag->count > 0) {
-        ptr = mag->blocks[--mag->count];
-        mag->hits++;
+    mag->share = share_locked(depot, block);
+    uint32_t n = take_from_shelf_locked(depot, block, mag->high / 2, &taken);
+    mag->overflow -= n < mag->overflow ? n : mag->overflow;
+    if (n > mag->credit) {
+        /* Credit that it has left pays first. */
+        set_credit_locked(cache, block, n);
     }
-    else {
-        mag->misses++;
+    count_up(n > 0 ? &mag->transfers : &mag->misses);
+    if (n > 0) {
+        unpack(mag, taken);
     }
-    publish_locked(cache);
     fnet_lock_release(&depot->lock);
-    if (ptr == NULL) {
-        return fnet_malloc(block_size[block]);
-    }
-    check_poison(ptr);
-    return ptr;
+    return n > 0 ? fnet_cache_get(cache, block)
+                 : fnet_malloc(block_size[block]);
 }
 
 void *
 fnet_cache_get(fnet_cache *cache, enum fnet_block block)
 {
     magazine *mag = &cache->magazines[block];
-    if (FNET_UNLIKELY(mag->count == 0)) {
+    uint32_t count = get_count(mag);
+    if (FNET_UNLIKELY(count == 0)) {
         return get_slow(cache, block);
     }
-    mag->hits++;
-    void *ptr = mag->blocks[--mag->count];
+    void *ptr = mag->blocks[--count];
+    set_count(mag, count);
+    count_up(&mag->hits);
     check_poison(ptr);
     return ptr;
 }
@@ -382,13 +651,24 @@ put_slow(fnet_cache *cache, enum fnet_block block, void *ptr)
 {
     fnet_depot *depot = cache->depot;
     magazine *mag = &cache->magazines[block];
-    fnet_lock_acquire(&depot->lock);
-    link *evicted = make_room_locked(cache, block);
-    bool keep = mag->count < mag->credit;
-    if (keep) {
-        mag->blocks[mag->count++] = ptr;
+    batch *given = NULL;
+    if (get_count(mag) == mag->high) {
+        given = pack(mag, mag->high / 2);
     }
-    publish_locked(cache);
+    fnet_lock_acquire(&depot->lock);
+    if (given != NULL) {
+        give_locked(cache, block, given);
+    }
+    link *evicted = draw_credit_locked(cache, block);
+    uint32_t count = get_count(mag);
+    bool keep = count < mag->credit;
+    if (keep) {
+        mag->blocks[count] = ptr;
+        set_count(mag, count + 1);
+    }
+    else {
+        depot->freed++;
+    }
     fnet_lock_release(&depot->lock);
     free_links(evicted);
     if (!keep) {
@@ -400,13 +680,45 @@ void
 fnet_cache_put(fnet_cache *cache, enum fnet_block block, void *ptr)
 {
     magazine *mag = &cache->magazines[block];
+    uint32_t count = get_count(mag);
     fnet_check(!magazine_has(mag, ptr));
     poison(ptr);
-    if (FNET_UNLIKELY(mag->count == mag->credit)) {
+    if (FNET_UNLIKELY(count == mag->credit)) {
         put_slow(cache, block, ptr);
         return;
     }
-    mag->blocks[mag->count++] = ptr;
+    mag->blocks[count] = ptr;
+    set_count(mag, count + 1);
+}
+
+/* Halves the marks of magazines that have grown, where there is memory for
+ * it: whether there is more to halve. */
+static bool
+restore_marks(fnet_cache *cache)
+{
+    bool more = false;
+    for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
+        magazine *mag = &cache->magazines[i];
+        uint32_t half = mag->high / 2;
+        if (half >= high_least[i] && set_high(mag, half)) {
+            more |= half > high_least[i];
+        }
+    }
+    return more;
+}
+
+/* Gives blocks until `left` remain, and credit for all but these. */
+static void
+shrink_locked(fnet_cache *cache, enum fnet_block block, uint32_t left)
+{
+    magazine *mag = &cache->magazines[block];
+    uint32_t count;
+    while ((count = get_count(mag)) > left) {
+        uint32_t most = mag->high / 2;
+        uint32_t n = count - left < most ? count - left : most;
+        give_locked(cache, block, pack(mag, n));
+    }
+    set_credit_locked(cache, block, count);
 }
 
 void
@@ -414,27 +726,50 @@ fnet_cache_flush(fnet_cache *cache)
 {
     fnet_lock_acquire(&cache->depot->lock);
     for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
-        give_locked(cache, (enum fnet_block)i, cache->magazines[i].count);
-        set_credit_locked(cache, (enum fnet_block)i, 0);
+        shrink_locked(cache, (enum fnet_block)i, 0);
+        cache->magazines[i].overflow = 0; /* a new beginning */
     }
-    publish_locked(cache);
     fnet_lock_release(&cache->depot->lock);
     free_links(cache->nodes);
     cache->nodes = NULL;
     cache->node_count = 0;
+    while (restore_marks(cache)) {
+    }
+}
+
+void
+fnet_cache_trim(fnet_cache *cache)
+{
+    fnet_cache_flush(cache);
+    fnet_depot_trim_any(cache->depot);
+}
+
+void
+fnet_cache_age(fnet_cache *cache)
+{
+    fnet_lock_acquire(&cache->depot->lock);
+    for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
+        magazine *mag = &cache->magazines[i];
+        uint32_t left = mag->high / 2;
+        if (left < high_least[i]) {
+            left = high_least[i];
+        }
+        shrink_locked(cache, (enum fnet_block)i, left);
+        mag->overflow = 0;
+    }
+    fnet_lock_release(&cache->depot->lock);
+    (void)restore_marks(cache);
 }
 
 void
 fnet_cache_get_stats(const fnet_cache *cache, fnet_cache_stats *out)
 {
-    *out = (fnet_cache_stats){.limit_bytes = cache->depot->limit};
-    for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
-        const magazine *mag = &cache->magazines[i];
-        out->held_blocks += mag->count;
-        out->held_bytes += mag->count * block_size[i];
-        out->hits += mag->hits;
-        out->misses += mag->misses;
-    }
+    fnet_depot *depot = cache->depot;
+    *out = (fnet_cache_stats){.caches = 1};
+    add_counters(out, cache);
+    fnet_lock_acquire(&depot->lock);
+    out->limit_bytes = depot->limit;
+    fnet_lock_release(&depot->lock);
 }
 
 void *

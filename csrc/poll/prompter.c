@@ -2,7 +2,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/thread.h"
+#include "cache/stack.h"
 
 #include <errno.h>
 #include <malloc.h>
@@ -27,8 +27,7 @@ struct fnet_prompter {
     /* guarded by mutex (a leaf) */
     pthread_mutex_t mutex;
     pthread_cond_t wake;
-    pthread_t thread;
-    bool running; /* `thread` is to be joined */
+    fnet_thread thread; /* to be joined if it was started */
     bool stop;
     bool armed; /* asked to watch */
     bool trim;  /* asked to trim */
@@ -110,7 +109,7 @@ ask_for_short_slices(void)
     }
 }
 
-static void *
+static void
 run(void *arg)
 {
     fnet_prompter *prompter = arg;
@@ -133,18 +132,17 @@ run(void *arg)
         }
     }
     pthread_mutex_unlock(&prompter->mutex);
-    return NULL;
 }
 
 static bool
 start_locked(fnet_prompter *prompter)
 {
-    if (!prompter->running) {
-        prompter->stop = false;
-        prompter->running =
-            fnet_thread_start(&prompter->thread, run, prompter) == 0;
+    if (fnet_thread_started(&prompter->thread)) {
+        return true;
     }
-    return prompter->running;
+    prompter->stop = false;
+    return fnet_thread_start(&prompter->thread, "fnet-prompter",
+                             FNET_STACK_CORE, run, prompter) == 0;
 }
 
 /* The first deferral of a turn found the prompter asleep. */
@@ -192,11 +190,11 @@ fnet_prompter_stop(fnet_prompter *prompter)
 
     pthread_mutex_lock(&prompter->mutex);
     prompter->stop = true;
-    join = prompter->running;
+    join = fnet_thread_started(&prompter->thread);
     pthread_cond_signal(&prompter->wake);
     pthread_mutex_unlock(&prompter->mutex);
     if (join) {
-        pthread_join(prompter->thread, NULL);
+        fnet_thread_join(&prompter->thread);
     }
     fnet_prompter_forget(prompter);
 }
@@ -204,7 +202,7 @@ fnet_prompter_stop(fnet_prompter *prompter)
 void
 fnet_prompter_forget(fnet_prompter *prompter)
 {
-    prompter->running = false;
+    fnet_thread_forget(&prompter->thread);
     prompter->stop = false;
     prompter->armed = false;
     prompter->trim = false;

@@ -128,6 +128,7 @@ struct fnet_shard {
     uint64_t returned; /* of the last one that came back */
     bool recall, stop; /* what the worker is asked for */
     bool trim;         /* likewise: to give its free memory back */
+    bool age;          /* likewise, once it comes by: fnet_cache_age() */
     bool starved;      /* the worker sleeps without a batch */
 };
 

@@ -1,9 +1,10 @@
 #include "poll/worker.h"
 
 #include "base/mem.h"
-#include "base/thread.h"
+#include "cache/stack.h"
 
 #include <errno.h>
+#include <malloc.h>
 
 struct fnet_worker {
     /* constant after init */
@@ -11,8 +12,7 @@ struct fnet_worker {
     fnet_inbox *inbox;
 
     /* the loop's thread */
-    pthread_t thread;
-    bool running; /* `thread` is to be joined */
+    fnet_thread thread; /* to be joined if it was started */
 
     /* guarded by shard->output */
     fnet_cond lent; /* the shard was lent, or the thread is to stop */
@@ -35,7 +35,15 @@ heed_locked(fnet_worker *worker)
                              shard->read_cache, true);
         }
         fnet_cache_flush(shard->read_cache);
-        fnet_cache_flush(shard->cache);
+        fnet_cache_trim(shard->cache);
+        fnet_lock_release(&shard->output);
+        malloc_trim(0); /* the loop's has been, perhaps */
+        fnet_lock_acquire(&shard->output);
+    }
+    if (shard->age) {
+        shard->age = false;
+        fnet_cache_age(shard->read_cache);
+        fnet_cache_age(shard->cache);
     }
     if (shard->recall && fnet_shard_lent(shard)) {
         shard->phase = FNET_PHASE_TURN;
@@ -66,7 +74,7 @@ pass_locked(fnet_worker *worker)
     fnet_lock_acquire(&shard->output);
 }
 
-static void *
+static void
 run(void *arg)
 {
     fnet_worker *worker = arg;
@@ -87,19 +95,17 @@ run(void *arg)
         }
     }
     fnet_lock_release(&shard->output);
-    return NULL;
 }
 
 static int
 start(fnet_worker *worker)
 {
-    if (worker->running) {
+    if (fnet_thread_started(&worker->thread)) {
         return 0;
     }
     worker->shard->stop = false;
-    int rc = fnet_thread_start(&worker->thread, run, worker);
-    worker->running = rc == 0;
-    return rc;
+    return fnet_thread_start(&worker->thread, "fnet-worker", FNET_STACK_LIBS,
+                             run, worker);
 }
 
 int
@@ -131,7 +137,7 @@ fnet_worker_free(fnet_worker *worker)
 {
     fnet_shard *shard = worker->shard;
 
-    fnet_assert(!worker->running && shard->posted == 0);
+    fnet_assert(!fnet_thread_started(&worker->thread) && shard->posted == 0);
     for (int i = 0; i < FNET_BATCHES; i++) {
         fnet_list_remove(&worker->batches[i].link);
         fnet_batch_fini(&worker->batches[i], shard->read_cache);
@@ -182,15 +188,14 @@ fnet_worker_stop(fnet_worker *worker)
 {
     fnet_shard *shard = worker->shard;
 
-    if (!worker->running) {
+    if (!fnet_thread_started(&worker->thread)) {
         return;
     }
     fnet_shard_lock(shard);
     shard->stop = true;
     fnet_cond_broadcast(&worker->lent);
     fnet_shard_unlock(shard);
-    pthread_join(worker->thread, NULL);
-    worker->running = false;
+    fnet_thread_join(&worker->thread);
     shard->stop = false;
 }
 
@@ -203,7 +208,7 @@ fnet_worker_start(fnet_worker *worker)
 void
 fnet_worker_forget(fnet_worker *worker)
 {
-    worker->running = false;
+    fnet_thread_forget(&worker->thread);
     worker->shard->stop = false;
     if (fnet_cond_init(&worker->lent) < 0) {
         fnet_panic("worker: no condition after fork");
@@ -215,7 +220,7 @@ fnet_worker_take_over(fnet_worker *worker)
 {
     fnet_shard *shard = worker->shard;
 
-    fnet_assert(!worker->running);
+    fnet_assert(!fnet_thread_started(&worker->thread));
     shard->phase = FNET_PHASE_TURN;
     shard->recall = false;
     fnet_list_splice(&shard->ready, &shard->gated);

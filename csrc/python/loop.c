@@ -10,8 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 
-/* 64 MiB of free blocks over all classes, unless PYFASTNET_CACHE_LIMIT says
- * otherwise: as much as a burst on a thousand connections uses at a time. */
+/* Until _set_cache_limit() says what pyfastnet/_limits.py has found. */
 #define CACHE_LIMIT ((size_t)64 << 20)
 #define RING_START 256
 
@@ -122,28 +121,6 @@ fnet_loop_fd_object(LoopObject *self, int fd)
  * ---------------------------------------------------------------------------
  */
 
-static size_t
-cache_limit(void)
-{
-    const char *text = getenv("PYFASTNET_CACHE_LIMIT");
-    if (text != NULL) {
-        char *end;
-        errno = 0;
-        unsigned long long limit = strtoull(text, &end, 10);
-        if (errno == 0 && *text >= '0' && *text <= '9' && *end == '\0' &&
-            limit >= fnet_block_size(FNET_BLOCK_256K)) {
-            return (size_t)limit;
-        }
-        if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
-                             "PYFASTNET_CACHE_LIMIT=%s is not a number of "
-                             "bytes of at least one block (%zu): ignored",
-                             text, fnet_block_size(FNET_BLOCK_256K)) < 0) {
-            PyErr_Clear();
-        }
-    }
-    return CACHE_LIMIT;
-}
-
 static int
 watch_signals(LoopObject *self)
 {
@@ -184,7 +161,7 @@ home_mode(void)
 static int
 open_core(LoopObject *self)
 {
-    int rc = fnet_depot_new(&self->depot, cache_limit());
+    int rc = fnet_depot_new(&self->depot, CACHE_LIMIT);
     if (rc < 0) {
         goto fail;
     }
@@ -232,6 +209,7 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->state = state;
     self->thread_id = Py_NewRef(Py_None);
     self->slow_callback_duration = 0.1;
+    self->schedstat = -1;
     self->signal_pipe[0] = self->signal_pipe[1] = -1;
     self->ring_mask = RING_START - 1;
     self->nfds = 64;
@@ -255,44 +233,24 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static int
 loop_init(LoopObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"shards", NULL};
-    PyObject *shards = Py_None;
+    static char *names[] = {"shards", "adaptive", NULL};
+    int shards = 1, adaptive = 0;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$O:Loop", names,
-                                     &shards)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$ip:Loop", names, &shards,
+                                     &adaptive)) {
         return -1;
     }
-    if (shards != Py_None) {
-        long n = PyLong_AsLong(shards);
-        if (n == -1 && PyErr_Occurred()) {
-            return -1;
-        }
-        if (n < 1 || n > FNET_SHARDS_MAX) {
-            PyErr_Format(PyExc_ValueError,
-                         "shards must be between 1 and 64, not %ld", n);
-            return -1;
-        }
-        self->set.limit = self->set.spread = (unsigned)n;
+    if (shards < 1 || shards > FNET_SHARDS_MAX) {
+        PyErr_Format(PyExc_ValueError,
+                     "shards must be between 1 and 64, not %d", shards);
+        return -1;
+    }
+    self->set.limit = (unsigned)shards;
+    self->set.spread = adaptive ? 1 : (unsigned)shards;
+    if (adaptive && self->home_mode == FNET_HOME_LOOP) {
+        self->home_mode = FNET_HOME_AUTO;
     }
     return 0;
-}
-
-fnet_shard *
-fnet_loop_pick_shard(LoopObject *self)
-{
-    fnet_shard *shard = fnet_shardset_pick(&self->set);
-
-    if (FNET_UNLIKELY(self->set.failed < 0) && !self->warned) {
-        self->warned = true;
-        if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
-                             "no thread for another shard (%s): the loop "
-                             "goes on with %u of %u",
-                             strerror(-self->set.failed), self->set.count,
-                             self->set.limit) < 0) {
-            PyErr_WriteUnraisable((PyObject *)self);
-        }
-    }
-    return shard;
 }
 
 /* Callbacks and timers go; what they free may schedule more. */
@@ -360,20 +318,6 @@ drop_batch(LoopObject *self)
     }
 }
 
-/* The threads end, and every shard is this thread's. */
-static void
-take_shards_over(LoopObject *self)
-{
-    fnet_shardset_stop(&self->set);
-    for (unsigned i = 0; i < self->set.count; i++) {
-        if (self->set.members[i].worker != NULL) {
-            fnet_worker_take_over(self->set.members[i].worker);
-        }
-    }
-    self->set.home_away = false;
-    self->set.failed = -ECANCELED; /* no more of them */
-}
-
 static void
 close_core(LoopObject *self)
 {
@@ -381,7 +325,7 @@ close_core(LoopObject *self)
         return;
     }
     self->core_closing = true; /* what is dropped may call back */
-    take_shards_over(self);
+    fnet_loop_take_shards_over(self);
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
@@ -443,6 +387,7 @@ loop_after_fork(LoopObject *self, PyObject *unused)
     if (self->has_core && !self->forked) {
         self->forked = true;
         fnet_shardset_after_fork(&self->set);
+        fnet_depot_forget(self->depot);
         self->set.home_away = false;
         fnet_prompter_forget(self->prompter);
         for (int i = 0; i < 2; i++) {

@@ -205,7 +205,8 @@ make_types(PyObject *module, module_state *state)
     if (add_methods(state->loop_type, fnet_schedule_methods) < 0 ||
         add_methods(state->loop_type, fnet_watch_methods) < 0 ||
         add_methods(state->loop_type, fnet_sock_methods) < 0 ||
-        add_methods(state->loop_type, fnet_server_methods) < 0) {
+        add_methods(state->loop_type, fnet_server_methods) < 0 ||
+        add_methods(state->loop_type, fnet_stats_methods) < 0) {
         return -1;
     }
     PyTypeObject *public[] = {state->handle_type, state->timer_type,
@@ -224,7 +225,8 @@ module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
 
-    if (import_names(state) < 0 || make_types(module, state) < 0) {
+    if (import_names(state) < 0 || make_types(module, state) < 0 ||
+        PyModule_AddFunctions(module, fnet_stats_functions) < 0) {
         return -1;
     }
     return 0;
@@ -294,11 +296,18 @@ static PyModuleDef_Slot module_slots[] = {
     {0, NULL},
 };
 
+static PyMethodDef module_methods[] = {
+    {"usable_cpus", fnet_usable_cpus_object, METH_NOARGS,
+     "CPUs that this process may use: its affinity and its control group."},
+    {NULL, NULL, 0, NULL},
+};
+
 struct PyModuleDef fnet_module_def = {
     PyModuleDef_HEAD_INIT,
     .m_name = "pyfastnet._core",
     .m_doc = "The C core of pyfastnet; private.",
     .m_size = sizeof(module_state),
+    .m_methods = module_methods,
     .m_slots = module_slots,
     .m_traverse = module_traverse,
     .m_clear = module_clear,

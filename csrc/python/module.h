@@ -15,6 +15,7 @@
 #include "net/listen.h"
 #include "net/stream.h"
 #include "net/watch.h"
+#include "poll/adapt.h"
 #include "poll/prompter.h"
 #include "poll/shard.h"
 #include "poll/shardset.h"
@@ -165,6 +166,7 @@ typedef struct TransportObject {
 /* Who runs the home shard's pass. */
 enum fnet_home_mode {
     FNET_HOME_LOOP,   /* the loop's thread */
+    FNET_HOME_AUTO,   /* as it pays: adapt.h */
     FNET_HOME_WORKER, /* a worker (benchmarks, tests) */
     FNET_HOME_FLIPS,  /* now one, now the other, at random (tests) */
 };
@@ -199,7 +201,11 @@ struct LoopObject {
     int home_mode;     /* enum fnet_home_mode */
     uint64_t flips;    /* of home's token: FNET_HOME_FLIPS */
     bool recalling;    /* home was asked for */
-    bool warned;       /* that there is no thread to be had */
+    fnet_adapt adapt;
+    int advice;         /* enum fnet_advice, not followed yet */
+    int schedstat;      /* of the thread that runs the loop; -1: none */
+    uint64_t delivered; /* completions */
+    bool warned;        /* that there is no thread to be had */
 
     PyObject **fds; /* by descriptor: what of ours uses it (borrowed from
                        `owned`, transports from themselves) */
@@ -216,6 +222,8 @@ struct LoopObject {
     /* giving memory back: see turn.c */
     uint64_t trim_mark; /* bytes moved when memory was given back last */
     int64_t trim_time;
+    uint64_t age_mark; /* bytes moved when the caches were aged last */
+    int64_t age_time;
 };
 
 /* -- doors ------------------------------------------------------------------
@@ -284,8 +292,18 @@ void fnet_loop_drop_all_spent(LoopObject *loop);
 void fnet_loop_drop_landings(fnet_shard *shard);
 /* A batch that is not to be delivered. */
 void fnet_loop_drop_batch(fnet_batch *batch);
+
+/* shards.c */
 /* The shard for a new connection. */
 fnet_shard *fnet_loop_pick_shard(LoopObject *loop);
+/* Around run_forever(), for the thread that runs it. */
+void fnet_loop_begin_adapting(LoopObject *loop);
+void fnet_loop_end_adapting(LoopObject *loop);
+/* Between two turns: home's token changes hands, if it is to. */
+void fnet_loop_see_to_home(LoopObject *loop);
+PyObject *fnet_usable_cpus_object(PyObject *module, PyObject *unused);
+/* Threads end, and every shard is this thread's. */
+void fnet_loop_take_shards_over(LoopObject *loop);
 
 /* watch.c */
 extern PyType_Spec fnet_watch_spec;
@@ -378,5 +396,7 @@ PyObject *fnet_addr_object(const fnet_addr *addr);
 
 /* stats.c */
 PyObject *fnet_loop_stats(LoopObject *loop, PyObject *unused);
+extern PyMethodDef fnet_stats_methods[];   /* of the loop */
+extern PyMethodDef fnet_stats_functions[]; /* of the module */
 
 #endif

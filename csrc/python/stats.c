@@ -1,5 +1,7 @@
-/* stats: what loop.stats() tells. */
+/* stats: what loop.stats() and pyfastnet.stats() tell. */
 #include "python/module.h"
+
+#include "cache/stack.h"
 
 static int
 put(PyObject *dict, const char *name, uint64_t value)
@@ -43,31 +45,40 @@ put_shard(PyObject *dict, fnet_shard *shard)
     return 0;
 }
 
-static int
-put_cache(PyObject *dict, LoopObject *loop)
-{
-    fnet_cache_stats mine = {0}, depot;
+typedef struct row {
+    const char *name;
+    uint64_t value;
+} row;
 
-    for (unsigned i = 0; i < loop->set.count; i++) {
-        fnet_shard *shard = loop->set.members[i].shard;
-        fnet_cache_stats part;
-        fnet_lock_acquire(&shard->output);
-        fnet_cache_get_stats(shard->cache, &part);
-        fnet_lock_release(&shard->output);
-        mine.held_blocks += part.held_blocks;
-        mine.held_bytes += part.held_bytes;
-        mine.hits += part.hits;
-        mine.misses += part.misses;
-    }
-    fnet_depot_stats_any(loop->depot, &depot);
-    if (put(dict, "held_blocks", mine.held_blocks + depot.held_blocks) < 0 ||
-        put(dict, "held_bytes", mine.held_bytes + depot.held_bytes) < 0 ||
-        put(dict, "limit_bytes", depot.limit_bytes) < 0 ||
-        put(dict, "hits", mine.hits) < 0 ||
-        put(dict, "misses", mine.misses) < 0) {
-        return -1;
+static int
+put_rows(PyObject *dict, const row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (put(dict, rows[i].name, rows[i].value) < 0) {
+            return -1;
+        }
     }
     return 0;
+}
+
+static int
+put_cache(PyObject *dict, fnet_depot *depot)
+{
+    fnet_cache_stats stats;
+
+    fnet_depot_stats_any(depot, &stats);
+    const row rows[] = {
+        {"caches", stats.caches},
+        {"held_blocks", stats.held_blocks},
+        {"held_bytes", stats.held_bytes},
+        {"limit_bytes", stats.limit_bytes},
+        {"high_water_bytes", stats.high_water_bytes},
+        {"hits", stats.hits},
+        {"misses", stats.misses},
+        {"transfers", stats.transfers},
+        {"freed", stats.freed},
+    };
+    return put_rows(dict, rows, FNET_COUNTOF(rows));
 }
 
 static PyObject *
@@ -97,7 +108,7 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
     PyObject *shards = shard_list(self);
 
     if (result == NULL || cache == NULL || shards == NULL ||
-        put_cache(cache, self) < 0 ||
+        put_cache(cache, self->depot) < 0 ||
         PyDict_SetItemString(result, "shards", shards) < 0 ||
         PyDict_SetItemString(result, "cache", cache) < 0 ||
         put(result, "timers", self->timers.count) < 0 ||
@@ -108,3 +119,53 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
     Py_XDECREF(shards);
     return result;
 }
+
+/* _set_cache_limit(bytes): before the loop has run. */
+static PyObject *
+loop_set_cache_limit(LoopObject *self, PyObject *bytes)
+{
+    size_t limit = PyLong_AsSize_t(bytes);
+
+    if ((limit == (size_t)-1 && PyErr_Occurred()) ||
+        fnet_loop_check(self) < 0) {
+        return NULL;
+    }
+    int rc = fnet_depot_set_limit_any(self->depot, limit);
+    if (rc < 0) {
+        return fnet_raise(rc);
+    }
+    Py_RETURN_NONE;
+}
+
+PyMethodDef fnet_stats_methods[] = {
+    {"_set_cache_limit", (PyCFunction)loop_set_cache_limit, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *
+stack_stats(PyObject *module, PyObject *unused)
+{
+    PyObject *result = PyDict_New();
+    fnet_stack_stats stats;
+
+    fnet_stack_stats_any(&stats);
+    const row rows[] = {
+        {"running", stats.running},
+        {"running_bytes", stats.running_bytes},
+        {"held", stats.held},
+        {"held_bytes", stats.held_bytes},
+        {"limit_bytes", stats.limit_bytes},
+        {"high_water", stats.high_water},
+        {"hits", stats.hits},
+        {"misses", stats.misses},
+    };
+    if (result != NULL && put_rows(result, rows, FNET_COUNTOF(rows)) < 0) {
+        Py_CLEAR(result);
+    }
+    return result;
+}
+
+PyMethodDef fnet_stats_functions[] = {
+    {"_stack_stats", stack_stats, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};

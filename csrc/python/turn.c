@@ -42,11 +42,15 @@
  * (tests/test_fairness.py has the case). */
 #define GIL_INTERVAL (12 * FNET_MSEC)
 
-/* Memory is given back once the loop has been idle for IDLE_BEFORE_TRIM after
- * at least TRIM_BYTES were read and sent since the last time, at most once a
- * second. */
+/* Memory is given back after at least TRIM_BYTES were read and sent since the
+ * last time, at most once a second: once the loop has been idle for
+ * IDLE_BEFORE_TRIM, or has moved less than QUIET_BYTES in a second.  While
+ * there is more to do than that, the caches age: what a burst has left there
+ * and nobody has needed for a second goes. */
 #define IDLE_BEFORE_TRIM (200 * FNET_MSEC)
-#define TRIM_BYTES (UINT64_C(16) << 20)
+#define TRIM_BYTES (UINT64_C(2) << 20)
+#define QUIET_BYTES (UINT64_C(1) << 20)
+#define AGED_ENOUGH ((size_t)1 << 20) /* to ask the system to take it */
 
 /* -- what the core cannot do without Python ----------------------------- */
 
@@ -173,7 +177,7 @@ trim_pending(LoopObject *self)
     return bytes_moved(self) - self->trim_mark >= TRIM_BYTES;
 }
 
-/* The loop was idle after a lot of traffic. */
+/* The loop is idle, or nearly, after a lot of traffic; the batch is empty. */
 static FNET_COLD void
 give_memory_back(LoopObject *self)
 {
@@ -198,6 +202,36 @@ give_memory_back(LoopObject *self)
     }
     fnet_depot_trim_any(self->depot);
     fnet_prompter_trim(self->prompter);
+}
+
+/* Once a second, before a pass. */
+static FNET_COLD void
+age_caches(LoopObject *self)
+{
+    uint64_t moved = bytes_moved(self);
+    bool quiet = moved - self->age_mark < QUIET_BYTES;
+
+    self->age_mark = moved;
+    self->age_time = self->now;
+    if (quiet && trim_pending(self)) {
+        give_memory_back(self);
+        return;
+    }
+    for (unsigned i = 0; i < self->set.count; i++) {
+        fnet_shard *shard = self->set.members[i].shard;
+        fnet_shard_lock(shard);
+        if (fnet_shard_lent(shard)) {
+            shard->age = true;
+        }
+        else {
+            fnet_cache_age(shard->read_cache);
+            fnet_cache_age(shard->cache);
+        }
+        fnet_shard_unlock(shard);
+    }
+    if (fnet_depot_age_any(self->depot) >= AGED_ENOUGH) {
+        fnet_prompter_trim(self->prompter);
+    }
 }
 
 /* A pass that does not give up the GIL, and so does not wait. */
@@ -268,6 +302,9 @@ run_pass(LoopObject *self)
     bool trim = false;
     int rc = 0;
 
+    if (FNET_UNLIKELY(self->now - self->age_time >= FNET_SEC)) {
+        age_caches(self);
+    }
     if (FNET_LIKELY(!self->set.home_away) &&
         (shard->want_landings || shard->landings_used > 0)) {
         offer_landings(shard);
@@ -416,6 +453,7 @@ deliver(LoopObject *self, fnet_batch *batch)
 {
     while (batch->next < batch->count) {
         fnet_completion *item = &batch->items[batch->next++];
+        self->delivered++;
         int rc = FNET_UNLIKELY(self->debug)
                      ? deliver_in_debug(self, batch, item)
                      : deliver_one(self, batch, item);
@@ -450,31 +488,6 @@ deliver_mail(LoopObject *self, unsigned n)
     return 0;
 }
 
-/* Home's token changes hands between two turns, when everything of its last
- * pass is delivered. */
-static FNET_COLD int
-move_home(LoopObject *self)
-{
-    fnet_shardset *set = &self->set;
-
-    if (self->recalling && fnet_shardset_regain_home(set)) {
-        self->recalling = false;
-        self->flips++;
-    }
-    else if (!set->home_away && !self->stopping) {
-        fnet_shard_begin_turn(&self->home, false);
-        if (fnet_shardset_lend_home(set) < 0) {
-            self->home_mode = FNET_HOME_LOOP;
-        }
-    }
-    else if (self->home_mode == FNET_HOME_FLIPS && !self->recalling &&
-             (self->turns * UINT64_C(0x9E3779B97F4A7C15) >> 61) == 0) {
-        self->recalling = true;
-        fnet_shardset_recall_home(set);
-    }
-    return 0;
-}
-
 static bool
 may_skip_pass(LoopObject *self)
 {
@@ -499,7 +512,7 @@ turn(LoopObject *self)
         return fnet_loop_check(self);
     }
     if (FNET_UNLIKELY(self->home_mode != FNET_HOME_LOOP) && !resumed) {
-        move_home(self);
+        fnet_loop_see_to_home(self);
     }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);
@@ -548,10 +561,12 @@ run(LoopObject *self, bool once)
 
     self->in_turn = true;
     self->last_pass = 0; /* the first turn looks for events */
+    fnet_loop_begin_adapting(self);
     do {
         rc = turn(self);
     } while (rc == 0 && !once && !self->stopping);
     PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
+    fnet_loop_end_adapting(self);
     if (self->has_core) {
         fnet_shard_begin_turn(&self->home, true);
         fnet_shardset_flush(&self->set);

@@ -6,8 +6,10 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 
 #define KIB ((size_t)1024)
+#define MIB (KIB * KIB)
 #define LEAST_LIMIT (256 * KIB)
 #define PLENTY (64 * KIB * KIB)
 
@@ -290,6 +292,231 @@ nodes_are_few(void)
     end_world(&w);
 }
 
+static void
+another_limit(void)
+{
+    void *ptrs[32];
+    world w = make_world(PLENTY, 1);
+    CHECK(fnet_depot_set_limit_any(w.depot, LEAST_LIMIT - 1) == -EINVAL);
+    get_many(w.caches[0], FNET_BLOCK_64K, ptrs, 32);
+    put_many(w.caches[0], FNET_BLOCK_64K, ptrs, 32);
+    CHECK(depot_stats(w.depot).held_bytes == 2048 * KIB);
+    /* What a magazine has on credit cannot be taken from its owner. */
+    CHECK(fnet_depot_set_limit_any(w.depot, LEAST_LIMIT) == -EBUSY);
+    CHECK(depot_stats(w.depot).limit_bytes == PLENTY);
+    CHECK(depot_stats(w.depot).held_bytes == 2048 * KIB);
+    /* What lies in the depot goes. */
+    CHECK(fnet_depot_set_limit_any(w.depot, 1536 * KIB) == 0);
+    CHECK(depot_stats(w.depot).limit_bytes == 1536 * KIB);
+    CHECK(depot_stats(w.depot).held_bytes == 1536 * KIB);
+    CHECK(depot_stats(w.depot).freed == 8);
+    fnet_cache_flush(w.caches[0]);
+    CHECK(fnet_depot_set_limit_any(w.depot, LEAST_LIMIT) == 0);
+    CHECK(depot_stats(w.depot).held_bytes == LEAST_LIMIT);
+    CHECK(depot_stats(w.depot).high_water_bytes == 2048 * KIB);
+    /* A larger one is used. */
+    CHECK(fnet_depot_set_limit_any(w.depot, PLENTY) == 0);
+    get_many(w.caches[0], FNET_BLOCK_64K, ptrs, 32);
+    put_many(w.caches[0], FNET_BLOCK_64K, ptrs, 32);
+    CHECK(depot_stats(w.depot).held_bytes == 2048 * KIB);
+    end_world(&w);
+}
+
+/* A burst of 40 blocks, of which 24 are needed afterwards. */
+static void
+ageing_frees_what_nobody_needs(void)
+{
+    void *ptrs[40];
+    world w = make_world(PLENTY, 1);
+    get_many(w.caches[0], FNET_BLOCK_64K, ptrs, 40);
+    put_many(w.caches[0], FNET_BLOCK_64K, ptrs, 40);
+    CHECK(held_by_cache(w.caches[0]) == 16);
+    CHECK(fnet_depot_age_any(w.depot) == 0); /* it was the first */
+    for (int i = 0; i < 3; i++) {
+        get_many(w.caches[0], FNET_BLOCK_64K, ptrs, 24);
+        put_many(w.caches[0], FNET_BLOCK_64K, ptrs, 24);
+    }
+    CHECK(held_by_cache(w.caches[0]) == 32); /* it has grown */
+    CHECK(fnet_depot_age_any(w.depot) == 8 * 64 * KIB);
+    CHECK(depot_stats(w.depot).held_blocks == 32);
+    CHECK(depot_stats(w.depot).misses == 40);
+    /* Nothing at all since: the magazine shrinks, and what it has given is
+     * freed when it has lain there for a whole period. */
+    fnet_cache_age(w.caches[0]);
+    CHECK(held_by_cache(w.caches[0]) == 16);
+    CHECK(fnet_depot_age_any(w.depot) == 0);
+    CHECK(fnet_depot_age_any(w.depot) == 16 * 64 * KIB);
+    CHECK(fnet_depot_age_any(w.depot) == 0);
+    fnet_cache_age(w.caches[0]);
+    CHECK(depot_stats(w.depot).held_blocks == 16);
+    CHECK(depot_stats(w.depot).freed == 24);
+    end_world(&w);
+}
+
+static uint64_t
+transfers(const world *w)
+{
+    return depot_stats(w->depot).transfers;
+}
+
+/* Many taken and returned over and over: the magazine grows until they fit,
+ * or to its share of the limit, and shrinks again. */
+static void
+magazines_follow_the_depth(void)
+{
+    enum { DEEP = 200 };
+    static void *ptrs[DEEP];
+    for (int i = 0; i < FNET_BLOCK_CLASSES; i++) {
+        enum fnet_block block = (enum fnet_block)i;
+        size_t share = PLENTY / 2 / fnet_block_size(block);
+        world w = make_world(PLENTY, 1);
+        for (int k = 0; k < 12; k++) {
+            get_many(w.caches[0], block, ptrs, DEEP);
+            put_many(w.caches[0], block, ptrs, DEEP);
+        }
+        uint64_t before = transfers(&w);
+        for (int k = 0; k < 10; k++) {
+            get_many(w.caches[0], block, ptrs, DEEP);
+            put_many(w.caches[0], block, ptrs, DEEP);
+        }
+        CHECK(transfers(&w) - before <= (share < DEEP ? 50 : 0));
+        CHECK(held_by_cache(w.caches[0]) <= share);
+        CHECK(depot_stats(w.depot).held_blocks == DEEP);
+        for (int k = 0; k < 8; k++) {
+            fnet_cache_age(w.caches[0]);
+        }
+        CHECK(held_by_cache(w.caches[0]) * fnet_block_size(block) <= MIB);
+        CHECK(depot_stats(w.depot).held_blocks == DEEP);
+        /* The depot's batches are of many sizes now: each finds its way. */
+        get_many(w.caches[0], block, ptrs, DEEP);
+        CHECK(depot_stats(w.depot).misses == DEEP);
+        put_many(w.caches[0], block, ptrs, DEEP);
+        fnet_cache_flush(w.caches[0]);
+        get_many(w.caches[0], block, ptrs, 1);
+        CHECK(held_by_cache(w.caches[0]) * fnet_block_size(block) <= MIB);
+        fnet_cache_put(w.caches[0], block, ptrs[0]);
+        end_world(&w);
+    }
+}
+
+/* One that cannot grow for want of memory works on. */
+static void
+no_memory_to_grow(void)
+{
+    void *ptrs[40];
+    world w = make_world(PLENTY, 1);
+    get_many(w.caches[0], FNET_BLOCK_64K, ptrs, 40);
+    put_many(w.caches[0], FNET_BLOCK_64K, ptrs, 40);
+    fnet_mem_fail_after(0);
+    get_many(w.caches[0], FNET_BLOCK_64K, ptrs, 40);
+    CHECK(fnet_mem_failed());
+    put_many(w.caches[0], FNET_BLOCK_64K, ptrs, 40);
+    fnet_mem_fail_after(-1);
+    CHECK(depot_stats(w.depot).misses == 40);
+    CHECK(depot_stats(w.depot).held_blocks == 40);
+    fnet_mem_fail_after(0);
+    fnet_cache_age(w.caches[0]); /* nor to shrink */
+    fnet_cache_flush(w.caches[0]);
+    fnet_mem_fail_after(-1);
+    CHECK(held_by_cache(w.caches[0]) == 0);
+    end_world(&w);
+}
+
+static void
+every_figure_is_told(void)
+{
+    void *ptrs[24];
+    world w = make_world(PLENTY, 2);
+    fnet_cache_stats stats = depot_stats(w.depot);
+    CHECK(stats.caches == 2 && stats.limit_bytes == PLENTY);
+    CHECK(stats.held_bytes == 0 && stats.high_water_bytes == 0);
+    get_many(w.caches[0], FNET_BLOCK_64K, ptrs, 24);
+    put_many(w.caches[0], FNET_BLOCK_64K, ptrs, 24); /* one batch moves */
+    get_many(w.caches[1], FNET_BLOCK_64K, ptrs, 10); /* and comes, two miss */
+    stats = depot_stats(w.depot);
+    CHECK(stats.held_blocks == 16 && stats.held_bytes == 1024 * KIB);
+    CHECK(stats.high_water_bytes == 1536 * KIB);
+    CHECK(stats.hits == 8 && stats.misses == 26 && stats.transfers == 2);
+    CHECK(stats.freed == 0);
+    fnet_cache_get_stats(w.caches[1], &stats);
+    CHECK(stats.caches == 1 && stats.limit_bytes == PLENTY);
+    CHECK(stats.hits == 8 && stats.misses == 2 && stats.transfers == 1);
+    put_many(w.caches[1], FNET_BLOCK_64K, ptrs, 10);
+    /* A cache that goes leaves its blocks, and what it has counted. */
+    fnet_cache_free(w.caches[1]);
+    w.count--;
+    stats = depot_stats(w.depot);
+    CHECK(stats.caches == 1 && stats.held_blocks == 26);
+    CHECK(stats.hits == 8 && stats.misses == 26 && stats.transfers == 4);
+    CHECK(stats.high_water_bytes == 32 * 64 * KIB);
+    fnet_depot_trim_any(w.depot);
+    stats = depot_stats(w.depot);
+    CHECK(stats.held_blocks == 16 && stats.freed == 10);
+    CHECK(stats.high_water_bytes == 32 * 64 * KIB);
+    end_world(&w);
+}
+
+/* In a forked child, with the lock held by a thread that is not there. */
+static void
+use_after_fork(world *w)
+{
+    void *ptrs[20];
+    fnet_depot_forget(w->depot);
+    CHECK(depot_stats(w->depot).held_blocks == 0);
+    get_many(w->caches[0], FNET_BLOCK_64K, ptrs, 20);
+    put_many(w->caches[1], FNET_BLOCK_64K, ptrs, 20);
+    CHECK(depot_stats(w->depot).held_blocks == 20);
+    end_world(w);
+}
+
+typedef struct holder {
+    pthread_barrier_t barrier;
+    fnet_depot *depot;
+    fnet_cache *cache;
+    atomic_bool done;
+} holder;
+
+static void *
+exchange_all_the_time(void *arg)
+{
+    holder *me = arg;
+    pthread_barrier_wait(&me->barrier);
+    while (!atomic_load(&me->done)) {
+        void *ptr = fnet_cache_get(me->cache, FNET_BLOCK_64K);
+        fnet_cache_put(me->cache, FNET_BLOCK_64K, ptr);
+        fnet_cache_flush(me->cache);
+    }
+    return NULL;
+}
+
+static void
+a_child_forgets_what_was_held(void)
+{
+    void *ptrs[40];
+    pthread_t thread;
+    world w = make_world(PLENTY, 2);
+    get_many(w.caches[0], FNET_BLOCK_64K, ptrs, 40);
+    put_many(w.caches[0], FNET_BLOCK_64K, ptrs, 40);
+    holder me = {.depot = w.depot, .cache = w.caches[1]};
+    CHECK(pthread_barrier_init(&me.barrier, NULL, 2) == 0);
+    CHECK(pthread_create(&thread, NULL, exchange_all_the_time, &me) == 0);
+    pthread_barrier_wait(&me.barrier);
+    for (int i = 0; i < 20; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(20);
+            use_after_fork(&w);
+            _exit(atomic_load(&test_broken) == 0 ? 0 : 1);
+        }
+        CHECK(pid > 0 && test_wait(pid) == 0);
+    }
+    atomic_store(&me.done, true);
+    CHECK(pthread_join(thread, NULL) == 0);
+    pthread_barrier_destroy(&me.barrier);
+    CHECK(depot_stats(w.depot).held_blocks == 40);
+    end_world(&w);
+}
+
 /* All that makes and uses a cache; 0 or -ENOMEM with nothing left. */
 static int
 use_a_cache(void)
@@ -335,7 +562,8 @@ every_allocation_may_fail(void)
         CHECK(rc == (failed ? -ENOMEM : 0));
         CHECK(fnet_mem_live() == live);
     }
-    CHECK(n == 8); /* depot, cache, four blocks, a node, and success */
+    /* depot, cache, four magazines, four blocks, a node, and success */
+    CHECK(n == 12);
 }
 
 static void
@@ -456,6 +684,85 @@ threads_exchange_blocks(void)
     pthread_mutex_destroy(&shared.lock);
 }
 
+/* One thread takes what another returns, as a worker's pass and the loop's
+ * thread do; a third looks on. */
+enum { PIPE = 64, PASSED = 20000 };
+
+typedef struct pipe_line {
+    world w;
+    _Atomic(void *) slots[PIPE];
+    atomic_bool done;
+} pipe_line;
+
+static void *
+take_and_pass_on(void *arg)
+{
+    pipe_line *shared = arg;
+    for (size_t i = 0; i < PASSED; i++) {
+        char *ptr = fnet_cache_get(shared->w.caches[0], FNET_BLOCK_64K);
+        CHECK(ptr != NULL);
+        memset(ptr, (int)(i & 0x7f), 64);
+        while (atomic_load(&shared->slots[i % PIPE]) != NULL) {
+            sched_yield();
+        }
+        atomic_store(&shared->slots[i % PIPE], ptr);
+    }
+    return NULL;
+}
+
+static void *
+take_over_and_return(void *arg)
+{
+    pipe_line *shared = arg;
+    for (size_t i = 0; i < PASSED; i++) {
+        char *ptr;
+        while ((ptr = atomic_load(&shared->slots[i % PIPE])) == NULL) {
+            sched_yield();
+        }
+        atomic_store(&shared->slots[i % PIPE], NULL);
+        CHECK(ptr[0] == (char)(i & 0x7f) && ptr[63] == ptr[0]);
+        fnet_cache_put(shared->w.caches[1], FNET_BLOCK_64K, ptr);
+    }
+    return NULL;
+}
+
+static void *
+look_on(void *arg)
+{
+    pipe_line *shared = arg;
+    while (!atomic_load(&shared->done)) {
+        fnet_cache_stats stats = depot_stats(shared->w.depot);
+        CHECK(stats.held_bytes <= stats.limit_bytes);
+        CHECK(stats.high_water_bytes <= stats.limit_bytes);
+        sched_yield();
+    }
+    return NULL;
+}
+
+static void
+one_thread_returns_what_another_takes(void)
+{
+    static pipe_line shared;
+    void *(*const roles[])(void *) = {take_and_pass_on, take_over_and_return,
+                                      look_on};
+    pthread_t threads[3];
+    shared.w = make_world(PLENTY, 2);
+    for (int i = 0; i < 3; i++) {
+        CHECK(pthread_create(&threads[i], NULL, roles[i], &shared) == 0);
+    }
+    CHECK(pthread_join(threads[0], NULL) == 0);
+    CHECK(pthread_join(threads[1], NULL) == 0);
+    atomic_store(&shared.done, true);
+    CHECK(pthread_join(threads[2], NULL) == 0);
+    fnet_cache_stats stats = depot_stats(shared.w.depot);
+    CHECK(stats.hits + stats.misses == PASSED);
+    /* What is under way, in two magazines, and in a batch or two: no more
+     * than that was ever made. */
+    CHECK(stats.misses <= PIPE + 2 * 16 + 2 * 8);
+    CHECK(stats.held_blocks == stats.misses - stats.freed);
+    end_world(&shared.w);
+}
+
 int
 main(void)
 {
@@ -467,8 +774,15 @@ main(void)
     RUN(the_limit_holds_for_a_mixture);
     RUN(cold_blocks_give_way);
     RUN(nodes_are_few);
+    RUN(another_limit);
+    RUN(ageing_frees_what_nobody_needs);
+    RUN(magazines_follow_the_depth);
+    RUN(no_memory_to_grow);
+    RUN(every_figure_is_told);
     RUN(every_allocation_may_fail);
     RUN(misuse_panics);
+    RUN(a_child_forgets_what_was_held);
     RUN(threads_exchange_blocks);
+    RUN(one_thread_returns_what_another_takes);
     return test_report();
 }

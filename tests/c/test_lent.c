@@ -165,7 +165,8 @@ tells_of_room_that_came_early(void)
             if (i % 2 == 1) { /* or behind */
                 usleep(500);
                 lent_turn(&l, FNET_NO_WAIT);
-                CHECK(e.outputs == i - 1);
+                /* TCP may find room by itself: its buffers grow. */
+                CHECK(tcp == 1 || e.outputs == i - 1);
                 while (recv(e.peer, data, sizeof(data), MSG_DONTWAIT) > 0) {
                 }
             }

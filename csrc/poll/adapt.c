@@ -1,0 +1,193 @@
+#include "poll/adapt.h"
+
+#include "base/clock.h"
+
+/* Long enough for hundreds of messages, short against what a trial that fails
+ * costs: with four windows in 2, 4, 8, ... 64 windows' time, 1.5 % of the rate
+ * where a worker loses a fifth. */
+#define WINDOW (50 * FNET_MSEC)
+#define BUSY 0.85    /* of the window: the thread is saturated */
+#define CALM 0.30    /* the thread has little to do */
+#define DELAYED 0.05 /* of the window: there is no CPU to spare */
+#define GAIN 1.05
+#define BUSY_WINDOWS 2 /* before a trial */
+#define SETTLE 1       /* windows after a change that do not count */
+#define MEASURE 3      /* those that do */
+#define PAUSE_MIN (FNET_SEC / 2)
+#define PAUSE_MAX (32 * FNET_SEC)
+#define REVIEW_EVERY (10 * FNET_SEC)
+
+typedef struct window {
+    double busy, delayed, rate;
+} window;
+
+static void
+enter(fnet_adapt *adapt, enum fnet_adapt_state state)
+{
+    adapt->state = state;
+    adapt->windows = 0;
+    adapt->busy = 0;
+    adapt->sum = 0;
+    adapt->measured = 0;
+}
+
+static window
+measure(fnet_adapt *adapt, const fnet_load *load)
+{
+    double wall = (double)(load->now - adapt->last.now);
+    window w = {
+        .busy = (double)(load->cpu - adapt->last.cpu) / wall,
+        .delayed = (double)(load->delay - adapt->last.delay) / wall,
+        .rate = (double)(load->count - adapt->last.count) * 1e9 / wall,
+    };
+    adapt->last = *load;
+    adapt->window_end = load->now + WINDOW;
+    adapt->windows++;
+    return w;
+}
+
+/* True once MEASURE windows are in the sum. */
+static bool
+add(fnet_adapt *adapt, const window *w)
+{
+    if (adapt->windows <= SETTLE) {
+        return false;
+    }
+    adapt->sum += w->rate;
+    adapt->measured++;
+    return adapt->measured >= MEASURE;
+}
+
+static double
+mean(const fnet_adapt *adapt)
+{
+    return adapt->measured == 0 ? 0 : adapt->sum / adapt->measured;
+}
+
+/* Takes it back; the next trial is twice as far away. */
+static enum fnet_advice
+give_up(fnet_adapt *adapt, int64_t now)
+{
+    adapt->next = now + adapt->pause;
+    adapt->pause = 2 * adapt->pause < PAUSE_MAX ? 2 * adapt->pause : PAUSE_MAX;
+    enter(adapt, FNET_ADAPT_HOME);
+    return FNET_ADVICE_RECALL;
+}
+
+static enum fnet_advice
+at_home(fnet_adapt *adapt, const window *w, int64_t now)
+{
+    if (w->busy + w->delayed < BUSY) {
+        enter(adapt, FNET_ADAPT_HOME);
+        if (w->busy < CALM) {
+            adapt->pause = PAUSE_MIN; /* other work, another try */
+        }
+        return FNET_ADVICE_NONE;
+    }
+    /* The mean of the last windows. */
+    if (adapt->busy > 0 && adapt->measured == MEASURE) {
+        adapt->sum -= adapt->sum / MEASURE;
+        adapt->measured--;
+    }
+    adapt->busy++;
+    adapt->sum += w->rate;
+    adapt->measured++;
+    if (adapt->busy < BUSY_WINDOWS || now < adapt->next ||
+        w->delayed > DELAYED) {
+        return FNET_ADVICE_NONE;
+    }
+    adapt->rate = mean(adapt);
+    enter(adapt, FNET_ADAPT_TRIAL);
+    return FNET_ADVICE_LEND;
+}
+
+static enum fnet_advice
+on_trial(fnet_adapt *adapt, const window *w, int64_t now)
+{
+    if (!add(adapt, w)) {
+        return FNET_ADVICE_NONE;
+    }
+    if (mean(adapt) < adapt->rate * GAIN) {
+        return give_up(adapt, now);
+    }
+    enter(adapt, FNET_ADAPT_KEPT);
+    adapt->next = now + REVIEW_EVERY;
+    return FNET_ADVICE_NONE;
+}
+
+static enum fnet_advice
+kept(fnet_adapt *adapt, const window *w, int64_t now)
+{
+    if (w->busy < CALM) {
+        /* Little to do: a hand-over for each message only costs. */
+        adapt->busy++;
+        if (adapt->busy >= MEASURE) {
+            adapt->pause = PAUSE_MIN;
+            return give_up(adapt, now);
+        }
+        return FNET_ADVICE_NONE;
+    }
+    adapt->busy = 0;
+    if (adapt->measured == MEASURE) {
+        adapt->sum -= adapt->sum / MEASURE;
+        adapt->measured--;
+    }
+    adapt->sum += w->rate;
+    adapt->measured++;
+    if (now < adapt->next) {
+        return FNET_ADVICE_NONE;
+    }
+    adapt->rate = mean(adapt);
+    enter(adapt, FNET_ADAPT_REVIEW);
+    return FNET_ADVICE_RECALL;
+}
+
+static enum fnet_advice
+in_review(fnet_adapt *adapt, const window *w, int64_t now)
+{
+    if (!add(adapt, w)) {
+        return FNET_ADVICE_NONE;
+    }
+    if (adapt->rate < mean(adapt) * GAIN) {
+        adapt->next = now + adapt->pause;
+        enter(adapt, FNET_ADAPT_HOME);
+        return FNET_ADVICE_NONE;
+    }
+    enter(adapt, FNET_ADAPT_KEPT);
+    adapt->next = now + REVIEW_EVERY;
+    return FNET_ADVICE_LEND;
+}
+
+void
+fnet_adapt_init(fnet_adapt *adapt, const fnet_load *load)
+{
+    *adapt = (fnet_adapt){
+        .last = *load, .window_end = load->now + WINDOW, .pause = PAUSE_MIN};
+}
+
+enum fnet_advice
+fnet_adapt_window(fnet_adapt *adapt, const fnet_load *load)
+{
+    if (load->now <= adapt->last.now) {
+        return FNET_ADVICE_NONE;
+    }
+    window w = measure(adapt, load);
+
+    switch (adapt->state) {
+    case FNET_ADAPT_HOME:
+        return at_home(adapt, &w, load->now);
+    case FNET_ADAPT_TRIAL:
+        return on_trial(adapt, &w, load->now);
+    case FNET_ADAPT_KEPT:
+        return kept(adapt, &w, load->now);
+    default:
+        return in_review(adapt, &w, load->now);
+    }
+}
+
+void
+fnet_adapt_refused(fnet_adapt *adapt)
+{
+    adapt->next = INT64_MAX;
+    enter(adapt, FNET_ADAPT_HOME);
+}
