@@ -345,6 +345,44 @@ those_behind_may_go(void)
     lent_fini(&l);
 }
 
+/* Who flushes a lent shard waits until the worker has; and sends what is left
+ * if that gives the shard back instead. */
+static void
+flush_of_one_given_back(void)
+{
+    lent l;
+    end e;
+    pthread_t thread;
+    lent_init(&l, end_note, NULL);
+    lent_lend(&l);
+    gate g = {.in_flush = true};
+    gate_init(&g, &l.home);
+    end_open(&e, &l.home, false);
+    for (int round = 0; round < 3; round++) {
+        CHECK(end_write(&e, 1000) == 1000);
+        fnet_shard_flush(&l.home);
+        CHECK(end_all_taken(&e));
+    }
+    fnet_shard_lock(&l.home);
+    fnet_shard_defer_locked(&l.home, &g.source);
+    fnet_shard_unlock(&l.home);
+    LENT_AWAIT(atomic_load(&g.away));
+    CHECK(end_write(&e, 1000) == 1000);
+    lent_recall(&l);
+    CHECK(pthread_create(&thread, NULL, let_go_later, &g.let_go) == 0);
+    fnet_shard_flush(&l.home);
+    CHECK(atomic_load(&g.over) && end_all_taken(&e));
+    pthread_join(thread, NULL);
+    LENT_MEANWHILE(&l, l.flips == 1);
+    fnet_shard_lock(&l.home);
+    fnet_shard_detach_locked(&l.home, &g.source, true);
+    fnet_shard_unlock(&l.home);
+    close(g.fd);
+    close(g.peer);
+    end_close(&e);
+    lent_fini(&l);
+}
+
 /* -- what a late batch has of those that are gone --------------------------
  */
 
@@ -626,6 +664,7 @@ main(void)
     RUN(detach_waits_for_a_read);
     RUN(detach_waits_for_a_flush);
     RUN(those_behind_may_go);
+    RUN(flush_of_one_given_back);
     RUN(late_batches_reach_nobody);
     RUN(reads_ahead_by_one_batch);
     RUN(a_loop_that_returns_nothing);
