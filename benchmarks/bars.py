@@ -49,6 +49,14 @@ def echo_bars() -> Iterator[Bar]:
     yield Bar("sock-1k", "cpu_us", "≤", 0.42, UVLOOP)
 
 
+def datagram_bars() -> Iterator[Bar]:
+    for name in ("udp-1k", "udp-deep"):
+        yield Bar(name, "cpu_us", "≤", 0.68, UVLOOP)
+        yield Bar(name, "rate", "≥", 1.35, UVLOOP)
+        yield Bar(name, "rate", "≥", 0.97, "rloop")
+    yield Bar("udp-deep", "cpu_us", "≤", 1.00, LIMIT)
+
+
 def write_bars() -> Iterator[Bar]:
     for mode in ("compute", "block", "late", "crowd"):
         for state in ("fresh", "worn"):
@@ -98,7 +106,7 @@ def other_bars() -> Iterator[Bar]:
         yield Bar(name, "leaks", "≤", 0)
 
 
-BARS = (*echo_bars(), *write_bars(), *callback_bars(), *other_bars())
+BARS = (*echo_bars(), *datagram_bars(), *write_bars(), *callback_bars(), *other_bars())
 
 Results = Mapping[str, list[dict[str, Any]]]
 

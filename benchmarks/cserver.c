@@ -2,7 +2,7 @@
  * for each message: the reference (`limit`) beside the Python servers, and
  * the peer of the client benchmarks.
  *
- *   cserver [--unix PATH]
+ *   cserver [--unix PATH | --udp]
  *
  * Prints {"port": N} or {"unix": PATH} and serves until it is killed or its
  * parent ends.  A peer that does not read its answers is not read from. */
@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,15 +52,15 @@ watch(int fd, uint32_t events, int op)
 }
 
 static int
-listen_tcp(void)
+listen_inet(int type)
 {
     struct sockaddr_in a = {.sin_family = AF_INET,
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t n = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_INET, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0 || bind(fd, (struct sockaddr *)&a, n) < 0 ||
         getsockname(fd, (struct sockaddr *)&a, &n) < 0 ||
-        listen(fd, 1024) < 0) {
+        (type == SOCK_STREAM && listen(fd, 1024) < 0)) {
         die("listen");
     }
     printf("{\"port\": %d}\n", ntohs(a.sin_port));
@@ -147,6 +148,19 @@ echo(int fd)
 }
 
 static void
+echo_datagrams(int fd)
+{
+    struct sockaddr_storage from;
+    socklen_t n = sizeof from;
+    ssize_t r;
+    while ((r = recvfrom(fd, buffer, BUFFER, 0, (struct sockaddr *)&from,
+                         &n)) >= 0) {
+        sendto(fd, buffer, (size_t)r, 0, (struct sockaddr *)&from, n);
+        n = sizeof from;
+    }
+}
+
+static void
 send_rest(int fd)
 {
     rest *p = &rests[fd];
@@ -178,11 +192,14 @@ main(int argc, char **argv)
         setrlimit(RLIMIT_NOFILE, &files);
     }
     is_unix = argc == 3 && strcmp(argv[1], "--unix") == 0;
-    if (argc != 1 && !is_unix) {
-        fprintf(stderr, "usage: cserver [--unix PATH]\n");
+    bool is_udp = argc == 2 && strcmp(argv[1], "--udp") == 0;
+    if (argc != 1 && !is_unix && !is_udp) {
+        fprintf(stderr, "usage: cserver [--unix PATH | --udp]\n");
         return 2;
     }
-    listener = is_unix ? listen_unix(argv[2]) : listen_tcp();
+    listener = is_unix  ? listen_unix(argv[2])
+               : is_udp ? listen_inet(SOCK_DGRAM)
+                        : listen_inet(SOCK_STREAM);
     fflush(stdout);
     ep = epoll_create1(EPOLL_CLOEXEC);
     if (ep < 0) {
@@ -193,7 +210,10 @@ main(int argc, char **argv)
         int n = epoll_wait(ep, ev, 512, -1);
         for (int i = 0; i < n; i++) {
             int fd = ev[i].data.fd;
-            if (fd == listener) {
+            if (fd == listener && is_udp) {
+                echo_datagrams(fd);
+            }
+            else if (fd == listener) {
                 accept_one(fd);
             }
             else if (rests[fd].data != NULL) {

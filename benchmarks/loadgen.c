@@ -3,6 +3,7 @@
  *
  *   loadgen (--port P [--host A] | --unix PATH) [--conns N]
  *           [--size B] [--depth N] [--oneshot]      echo (default)
+ *           [--udp]                                 each message a datagram
  *           [--http [--path /]]                     HTTP/1.1 keep-alive GETs
  *           [--trickle USEC]                        one byte each USEC, no
  * read
@@ -66,7 +67,7 @@ typedef struct {
 } conn;
 
 static const char *host = "127.0.0.1", *unix_path, *path = "/";
-static int port, oneshot, http, interactive;
+static int port, udp, oneshot, http, interactive;
 static uint32_t nconns = 10, depth = 1;
 static size_t size = 1024;
 static uint64_t trickle_us;
@@ -199,11 +200,12 @@ static void
 conn_open(conn *c)
 {
     int one = 1, family = unix_path != NULL ? AF_UNIX : AF_INET;
-    c->fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int type = udp ? SOCK_DGRAM : SOCK_STREAM;
+    c->fd = socket(family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (c->fd < 0) {
         die("socket");
     }
-    if (unix_path == NULL) {
+    if (unix_path == NULL && !udp) {
         setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     }
     if (oneshot) {
@@ -298,6 +300,7 @@ conn_send(conn *c)
     while (c->to_send > 0) {
         size_t n = out_len - c->send_off;
         n = n < c->to_send ? n : c->to_send;
+        n = udp && n > size ? size : n;
         ssize_t r = send(c->fd, out + c->send_off, n, MSG_NOSIGNAL);
         if (r < 0) {
             return errno == EAGAIN;
@@ -339,7 +342,7 @@ read_echo(conn *c)
             return -2;
         }
     }
-    return (size_t)r == CHUNK;
+    return udp || (size_t)r == CHUNK;
 }
 
 /* Case-insensitive search for a header line; NULL or its value. */
@@ -633,19 +636,13 @@ static void
 parse_options(int argc, char **argv, uint64_t *ops, double *secs)
 {
     static const struct option options[] = {
-        {"host", 1, NULL, 'h'},
-        {"port", 1, NULL, 'p'},
-        {"unix", 1, NULL, 'u'},
-        {"conns", 1, NULL, 'c'},
-        {"size", 1, NULL, 's'},
-        {"depth", 1, NULL, 'd'},
-        {"path", 1, NULL, 'P'},
-        {"ops", 1, NULL, 'n'},
-        {"secs", 1, NULL, 't'},
-        {"trickle", 1, NULL, 'T'},
-        {"http", 0, &http, 1},
-        {"oneshot", 0, &oneshot, 1},
-        {"interactive", 0, &interactive, 1},
+        {"host", 1, NULL, 'h'},      {"port", 1, NULL, 'p'},
+        {"unix", 1, NULL, 'u'},      {"conns", 1, NULL, 'c'},
+        {"size", 1, NULL, 's'},      {"depth", 1, NULL, 'd'},
+        {"path", 1, NULL, 'P'},      {"ops", 1, NULL, 'n'},
+        {"secs", 1, NULL, 't'},      {"trickle", 1, NULL, 'T'},
+        {"http", 0, &http, 1},       {"udp", 0, &udp, 1},
+        {"oneshot", 0, &oneshot, 1}, {"interactive", 0, &interactive, 1},
         {NULL, 0, NULL, 0}};
     for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (o) {

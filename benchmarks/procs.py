@@ -301,6 +301,7 @@ class Server(Child):
         if unix:
             where = ["--unix", os.path.join(self._directory.name, "s")]
         if loop == "limit":
+            where += ["--udp"] if kind == "udp" else []
             argv = [program("cserver"), *where]
         else:
             argv = python("servers", kind, loop, *where, *options)

@@ -8,6 +8,7 @@ proto      echo, asyncio.Protocol          pieces   the answer in 16 writes
 heavy      echo after some 2 us of Python  buffered echo, BufferedProtocol
 streams    echo, StreamReader.read         exact    1 KiB frames, readexactly
 lines      echo, readline                  sock     echo, loop.sock_recv/sendall
+udp        echo, DatagramProtocol
 http       a keep-alive HTTP server, header and body in two writes
 uvicorn, uvicorn-h11, aiohttp              the servers that people use
 sink-streams, sink-sock, sink-paused       read at leisure (see bench_idle)
@@ -95,6 +96,14 @@ class PlainHTTP(asyncio.Protocol):
         for _ in requests:
             self.transport.write(self.HEAD)
             self.transport.write(BODY)
+
+
+class Datagram(asyncio.DatagramProtocol):
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def datagram_received(self, data, addr):
+        self.transport.sendto(data, addr)
 
 
 PROTOCOLS = {
@@ -335,6 +344,12 @@ async def serve(args: argparse.Namespace) -> None:
         return await serve_aiohttp()
     if kind.startswith("sink-"):
         return await serve_sink(kind.removeprefix("sink-"), args.secs)
+    if kind == "udp":
+        transport, _ = await loop.create_datagram_endpoint(
+            Datagram, local_addr=("127.0.0.1", 0)
+        )
+        tell(transport.get_extra_info("socket"))
+        await asyncio.Event().wait()
     if kind == "sock":
         sock = listening_socket()
         tell(sock)

@@ -4,13 +4,19 @@ import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from socket import socket
-from typing import Any
+from typing import Any, TypeVar
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
 def usable_cpus() -> int:
     """CPUs that this process may use: its affinity and its control group's
     quota, rounded up."""
+_L = TypeVar("_L", bound=type[Loop])
+
+def bind_methods(cls: _L) -> _L:
+    """Gives a subclass of Loop copies of the C methods that it inherits: a
+    call of one on exactly that class is cheaper.  The class; TypeError for
+    any other."""
 
 class Handle:
     """asyncio.Handle in C (`isinstance(h, asyncio.Handle)` holds)."""
@@ -62,6 +68,26 @@ class Transport(asyncio.Transport):
     def _call_connection_lost(self, exc: BaseException | None) -> None: ...
     def _make_empty_waiter(self) -> asyncio.Future[None]: ...
     def _reset_empty_waiter(self) -> None: ...
+    def _force_close(self, exc: BaseException | None) -> None: ...
+
+class DatagramTransport(asyncio.DatagramTransport, asyncio.Transport):
+    """A UDP, Unix, netlink or raw transport; made by
+    Loop._make_datagram_endpoint(), never directly."""
+
+    # What asyncio's own code, its tests and uvloop's look at.
+    _address: Any
+    _closing: bool
+    _conn_lost: int
+    _loop: Any
+    _paused: bool
+    _protocol: Any
+    _sock: socket | None
+    _sock_fd: int
+    def _start(self, waiter: Any) -> None: ...
+    def _retry(self) -> None:
+        """Tries again to send to a queue that was full."""
+    def _deliver_held(self) -> None: ...
+    def _call_connection_lost(self, exc: BaseException | None) -> None: ...
     def _force_close(self, exc: BaseException | None) -> None: ...
 
 class Loop:
@@ -171,6 +197,17 @@ class Loop:
         extra: dict[str, Any] | None = None,
         server: Any = None,
     ) -> Transport: ...
+    def _make_datagram_endpoint(
+        self,
+        sock: socket,
+        protocol: Any,
+        address: Any,
+        waiter: Any,
+        extra: dict[str, Any],
+        kind: tuple[int, int, int],
+    ) -> DatagramTransport:
+        """`address`: the only one that sendto() takes, or None; `extra`: what
+        get_extra_info() answers; `kind`: the socket's family, type, proto."""
     def _listen(
         self,
         sock: socket,

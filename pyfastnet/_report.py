@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import socket
 import sys
 from asyncio import format_helpers
 from asyncio.log import logger
@@ -106,6 +108,46 @@ def flow_control_failed(
             "protocol": protocol,
         }
     )
+
+
+def datagram_callback_failed(
+    loop: Any, exc: BaseException, method: str, transport: Any, protocol: Any
+) -> None:
+    """A method of a datagram protocol has raised: the endpoint goes on."""
+    loop.call_exception_handler(
+        {
+            "message": f"Exception in callback {protocol!r}.{method}()",
+            "exception": exc,
+            "transport": transport,
+            "protocol": protocol,
+        }
+    )
+
+
+def retry_later(loop: Any, transport: Any, delay: float) -> None:
+    """Datagrams wait for room of which the kernel will not tell."""
+    loop.call_later(delay, transport._retry)
+
+
+def resolve_address(sock: socket.socket, address: Any) -> Any:
+    """The address with its host name looked up, as sock.sendto() does it,
+    and with the errors that it raises."""
+    if sock.family == socket.AF_UNIX:
+        return bytes(address)
+    host, port, *rest = address
+    if isinstance(host, (bytes, bytearray)):
+        host = host.decode("ascii")
+    if host == "":
+        host = "0.0.0.0" if sock.family == socket.AF_INET else "::"
+    elif host == "<broadcast>":
+        host = "255.255.255.255"
+    found = socket.getaddrinfo(host, None, sock.family, socket.SOCK_DGRAM)
+    resolved: Any = found[0][4]
+    if sock.family == socket.AF_INET:
+        return (resolved[0], operator.index(port))
+    flow, scope = (*rest, 0, 0)[:2]
+    host = resolved[0].partition("%")[0]
+    return (host, operator.index(port), flow, scope or resolved[3])
 
 
 def accept_failed(loop: Any, exc: BaseException) -> None:

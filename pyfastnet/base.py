@@ -47,8 +47,9 @@ else:
 
 
 class BaseLoop(_Base):
-    # asyncio's datagram transports enter themselves here, by descriptor; the
-    # core looks here too before it lets anybody watch one.
+    # asyncio's transports for pipes and for rare kinds of sockets enter
+    # themselves here, by descriptor; the core looks here too before it lets
+    # anybody watch one.
     _transports: "weakref.WeakValueDictionary[int, Any]"
 
     def __init__(self, *, shards: int | None = None) -> None:
@@ -61,6 +62,7 @@ class BaseLoop(_Base):
             raise
         self._transports = weakref.WeakValueDictionary()
         self._selector = NoSelector()
+        self._old_agen_hooks: Any = None
         asyncio.BaseEventLoop.__init__(self)
 
     def _after_fork(self) -> None:
@@ -90,7 +92,6 @@ class BaseLoop(_Base):
     if sys.version_info < (3, 13):
         # What BaseEventLoop has from 3.13 on: two hooks for loops that are
         # driven by another one, and a timeout that is kept.
-        _old_agen_hooks: Any = None
 
         def _run_forever_setup(self) -> None:
             self._check_closed()

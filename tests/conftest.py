@@ -238,6 +238,4 @@ def pair(family):
 
 @pytest.fixture(scope="session")
 def authority():
-    import trustme
-
-    return trustme.CA()
+    return support.need("trustme").CA()

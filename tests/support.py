@@ -14,6 +14,7 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import textwrap
 import time
@@ -21,6 +22,16 @@ import time
 import pytest
 
 TIMEOUT = 10.0
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
+def need(name):
+    """A package for the tests; some cannot be had for Python without a GIL."""
+    if FREE_THREADED:
+        return pytest.importorskip(
+            name, reason=f"{name} cannot be installed on this free-threaded Python"
+        )
+    return importlib.import_module(name)
 
 
 class LoopFactory:

@@ -7,41 +7,8 @@ import socket
 import sys
 
 import pytest
+from endpoints import Endpoint
 from support import in_thread, socket_path, turns, until, within
-
-
-class Endpoint(asyncio.DatagramProtocol):
-    def __init__(self):
-        self.calls = []
-        self.got = []
-        self.errors = []
-        self.reason = "not lost"
-
-    def connection_made(self, transport):
-        self.transport = transport
-        self.calls.append("made")
-
-    def datagram_received(self, data, address):
-        self.got.append((data, address))
-
-    def error_received(self, exc):
-        self.errors.append(exc)
-
-    def connection_lost(self, exc):
-        self.reason = exc
-        self.calls.append("lost")
-
-    def pause_writing(self):
-        self.calls.append("pause")
-
-    def resume_writing(self):
-        self.calls.append("resume")
-
-    async def received(self, count):
-        await until(lambda: len(self.got) >= count)
-
-    async def lost(self):
-        await until(lambda: "lost" in self.calls)
 
 
 @pytest.fixture

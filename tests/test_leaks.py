@@ -11,7 +11,6 @@ import socket
 import ssl
 
 import pytest
-import trustme
 from support import (
     BufferedRecorder,
     Echo,
@@ -19,6 +18,7 @@ from support import (
     dial,
     fd_count,
     listener,
+    need,
     reset,
     socket_path,
     tcp_pair,
@@ -217,7 +217,7 @@ async def test_streams(loop):
 
 
 async def test_tls(loop):
-    authority = trustme.CA()
+    authority = need("trustme").CA()
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(server_context)
     client_context = ssl.create_default_context()

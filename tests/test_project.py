@@ -2,6 +2,7 @@
 what a build says when something is missing."""
 
 import ast
+import asyncio
 import importlib
 import inspect
 import os
@@ -278,6 +279,27 @@ def test_stub_methods_are_callable_and_attributes_are_not():
                 assert inspect.isdatadescriptor(value) or not callable(
                     value
                 ), item.target.id
+
+
+def test_what_a_loop_has_stands_in_slots():
+    # An instance with a dictionary makes each call of a method slower.
+    loop = pyfastnet.new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        assert not set(vars(loop)), "not in EventLoop.__slots__"
+    finally:
+        loop.close()
+
+
+def test_the_methods_in_c_are_bound_to_the_class_that_is_used():
+    for name in ("call_soon", "call_later", "time", "create_future", "sock_recv"):
+        method = getattr(pyfastnet.EventLoop, name)
+        assert method.__objclass__ is pyfastnet.EventLoop, name
+    for wrong in (object, None, _core.Handle):
+        with pytest.raises(TypeError):
+            _core.bind_methods(wrong)
 
 
 # -- the extension and its build ----------------------------------------------

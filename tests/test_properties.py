@@ -3,9 +3,12 @@
 import asyncio
 import socket
 
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from support import Echo, Recorder, drain, turns, unix_pair, until, within
+from support import Echo, Recorder, drain, need, turns, unix_pair, until, within
+
+need("hypothesis")
+
+from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
 
 SETTINGS = settings(
     max_examples=25,

@@ -6,6 +6,7 @@ import functools
 import socket
 import sys
 import time
+import tracemalloc
 import weakref
 
 import pytest
@@ -525,3 +526,23 @@ async def test_clock(loop):
     assert all(isinstance(value, float) for value in times)
     assert times == sorted(times)
     assert times[-1] - times[0] < 5
+
+
+def test_what_a_burst_of_callbacks_takes_is_given_back(new_loop):
+    """A second after it, when the loop idles."""
+    loop = new_loop()
+    loop.set_debug(False)  # which takes a traceback of each call
+    loop.run_until_complete(asyncio.sleep(0.01))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20_000):
+            loop.call_soon(int)
+        burst = tracemalloc.get_traced_memory()[0] - before
+        loop.run_until_complete(asyncio.sleep(1.7))
+        left = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+        loop.close()
+    assert burst > 2 << 20
+    assert left < 1 << 19

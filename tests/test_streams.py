@@ -9,11 +9,11 @@ import ssl
 import sys
 
 import pytest
-import trustme
 from support import (
     fill_transport,
     in_thread,
     listener,
+    need,
     pattern,
     read_all,
     read_exactly,
@@ -303,7 +303,7 @@ async def test_errors_in_the_handler_are_reported(loop, reports):
 
 
 async def test_start_tls(loop):
-    authority = trustme.CA()
+    authority = need("trustme").CA()
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(server_context)
     client_context = ssl.create_default_context()

@@ -8,7 +8,6 @@ import ssl
 import warnings
 
 import pytest
-import trustme
 from support import (
     Echo,
     Recorder,
@@ -16,6 +15,7 @@ from support import (
     fd_count,
     in_thread,
     listener,
+    need,
     pattern,
     read_all,
     read_exactly,
@@ -25,6 +25,8 @@ from support import (
     until,
     within,
 )
+
+trustme = need("trustme")
 
 BIG = pattern(2 << 20)
 

@@ -45,6 +45,9 @@
 #define RAW_RECVMSG(fd, msg, flags) recvmsg(fd, msg, flags)
 #define RAW_SEND(fd, buf, len) send(fd, buf, len, MSG_NOSIGNAL)
 #define RAW_SENDMSG(fd, msg) sendmsg(fd, msg, MSG_NOSIGNAL)
+#define RAW_RECVMMSG(fd, msgs, n) recvmmsg(fd, msgs, n, MSG_DONTWAIT, NULL)
+#define RAW_SENDMMSG(fd, msgs, n)                                             \
+    sendmmsg(fd, msgs, n, MSG_DONTWAIT | MSG_NOSIGNAL)
 #define RAW_EPOLL_WAIT(epfd, events, max, ms) epoll_wait(epfd, events, max, ms)
 #else
 #define RAW_RECV(fd, buf, len)                                                \
@@ -53,6 +56,10 @@
 #define RAW_SEND(fd, buf, len)                                                \
     syscall(SYS_sendto, fd, buf, len, MSG_NOSIGNAL, NULL, 0)
 #define RAW_SENDMSG(fd, msg) syscall(SYS_sendmsg, fd, msg, MSG_NOSIGNAL)
+#define RAW_RECVMMSG(fd, msgs, n)                                             \
+    (int)syscall(SYS_recvmmsg, fd, msgs, n, MSG_DONTWAIT, NULL)
+#define RAW_SENDMMSG(fd, msgs, n)                                             \
+    (int)syscall(SYS_sendmmsg, fd, msgs, n, MSG_DONTWAIT | MSG_NOSIGNAL)
 #define RAW_EPOLL_WAIT(epfd, events, max, ms)                                 \
     (int)syscall(SYS_epoll_pwait, epfd, events, max, ms, NULL, 8)
 #endif
@@ -87,6 +94,22 @@ fnet_sys_sendmsg(int fd, const struct msghdr *msg)
     ssize_t n;
     RETRY(n, RAW_SENDMSG(fd, msg));
     return n;
+}
+
+int
+fnet_sys_recvmmsg(int fd, struct mmsghdr *msgs, unsigned n)
+{
+    int got;
+    RETRY(got, RAW_RECVMMSG(fd, msgs, n));
+    return got;
+}
+
+int
+fnet_sys_sendmmsg(int fd, struct mmsghdr *msgs, unsigned n)
+{
+    int sent;
+    RETRY(sent, RAW_SENDMMSG(fd, msgs, n));
+    return sent;
 }
 
 ssize_t
@@ -223,6 +246,14 @@ fnet_sys_set_int(int fd, int level, int option, int value)
 {
     return setsockopt(fd, level, option, &value, sizeof(value)) < 0 ? -errno
                                                                     : 0;
+}
+
+int
+fnet_sys_get_int(int fd, int level, int option)
+{
+    int value = 0;
+    socklen_t len = sizeof(value);
+    return getsockopt(fd, level, option, &value, &len) < 0 ? -errno : value;
 }
 
 int

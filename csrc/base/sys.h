@@ -17,6 +17,10 @@ ssize_t fnet_sys_recv(int fd, void *buf, size_t len);
 ssize_t fnet_sys_recvmsg(int fd, struct msghdr *msg, int flags);
 ssize_t fnet_sys_send(int fd, const void *buf, size_t len); /* no SIGPIPE */
 ssize_t fnet_sys_sendmsg(int fd, const struct msghdr *msg); /* no SIGPIPE */
+/* Datagrams, many with one call and without waiting: how many, or a negative
+ * errno of the first.  After fewer than `n` the next call tells why. */
+int fnet_sys_recvmmsg(int fd, struct mmsghdr *msgs, unsigned n);
+int fnet_sys_sendmmsg(int fd, struct mmsghdr *msgs, unsigned n);
 ssize_t fnet_sys_read(int fd, void *buf, size_t len);
 ssize_t fnet_sys_write(int fd, const void *buf, size_t len);
 
@@ -42,6 +46,8 @@ void fnet_sys_forget_pwait2(bool forget);
 void fnet_sys_close(int fd);
 int fnet_sys_shutdown(int fd, int how);
 int fnet_sys_set_int(int fd, int level, int option, int value);
+/* An option that is an int and not negative, or a negative errno. */
+int fnet_sys_get_int(int fd, int level, int option);
 /* SO_ERROR, taken: 0 or a negative errno. */
 int fnet_sys_take_error(int fd);
 

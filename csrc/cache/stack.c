@@ -182,6 +182,41 @@ create(fnet_thread *thread, const pthread_attr_t *attr)
     return rc;
 }
 
+#if FNET_DEBUG >= 1
+
+static atomic_long fail_after = -1;
+
+static bool
+must_fail(void)
+{
+    long left = atomic_load(&fail_after);
+    if (left > 0) {
+        atomic_fetch_sub(&fail_after, 1);
+    }
+    return left == 0;
+}
+
+void
+fnet_thread_fail_after(long n)
+{
+    atomic_store(&fail_after, n < 0 ? -1 : n);
+}
+
+#else
+
+static inline bool
+must_fail(void)
+{
+    return false;
+}
+
+void
+fnet_thread_fail_after(long n)
+{
+}
+
+#endif
+
 int
 fnet_thread_start(fnet_thread *thread, const char *name, size_t stack,
                   void (*run)(void *arg), void *arg)
@@ -191,6 +226,9 @@ fnet_thread_start(fnet_thread *thread, const char *name, size_t stack,
     size_t page = page_size();
     *thread = (fnet_thread){.run = run, .arg = arg, .size = size};
     snprintf(thread->name, sizeof(thread->name), "%s", name);
+    if (must_fail()) {
+        return -EAGAIN;
+    }
     void *base = get_stack(size);
     if (base == NULL) {
         return -ENOMEM;

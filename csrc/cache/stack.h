@@ -50,6 +50,10 @@ typedef struct fnet_stack_stats {
 FNET_MUST_CHECK int fnet_thread_start(fnet_thread *thread, const char *name,
                                       size_t stack, void (*run)(void *arg),
                                       void *arg);
+/* Tests: let `n` more threads start and refuse those after them, as if the
+ * system had no more; n < 0 (the default) refuses none.  Without effect below
+ * FNET_DEBUG 1. */
+void fnet_thread_fail_after(long n);
 /* Waits for the end of the thread; its stack goes back.  One thread. */
 void fnet_thread_join(fnet_thread *thread);
 /* In a forked child, where the thread is not: its stack goes back. */

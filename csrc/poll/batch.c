@@ -13,6 +13,7 @@ fnet_batch_init(fnet_batch *batch)
     batch->shard = NULL;
     batch->sequence = 0;
     fnet_list_init(&batch->link);
+    batch->tray = NULL;
 }
 
 void
@@ -27,6 +28,13 @@ fnet_batch_reset(fnet_batch *batch, fnet_cache *cache, bool trim)
     unsigned keep = trim ? 0 : 1;
     while (batch->nblocks > keep) {
         fnet_cache_put(cache, BLOCK, batch->blocks[--batch->nblocks]);
+    }
+    if (batch->tray != NULL && trim) {
+        fnet_tray_free(batch->tray);
+        batch->tray = NULL;
+    }
+    else if (batch->tray != NULL && batch->tray->used > 0) {
+        fnet_tray_reset(batch->tray);
     }
     batch->count = batch->next = 0;
     batch->used = 0;
@@ -70,4 +78,13 @@ fnet_batch_commit(fnet_batch *batch, size_t n)
 {
     /* Aligned, so that no two connections share a cache line. */
     batch->used += (n + ALIGN - 1) & ~(ALIGN - 1);
+}
+
+fnet_tray *
+fnet_batch_tray(fnet_batch *batch)
+{
+    if (batch->tray == NULL) {
+        batch->tray = fnet_tray_new();
+    }
+    return batch->tray;
 }

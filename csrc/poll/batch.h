@@ -10,6 +10,7 @@
 #include "base/list.h"
 #include "cache/cache.h"
 #include "poll/poller.h"
+#include "poll/tray.h"
 
 /* 128: no gain above (prototype, proto-1000conn: 32, 128 and 256 are within
  * the noise), and it bounds what the loop delivers in one turn. */
@@ -23,14 +24,16 @@
 #define FNET_BATCH_BLOCKS 2
 
 enum fnet_what {
-    FNET_WHAT_DATA,     /* bytes were received: data, len (and landing) */
-    FNET_WHAT_READABLE, /* a direct stream can be read now */
-    FNET_WHAT_EOF,      /* the peer has sent its last byte */
-    FNET_WHAT_ERROR,    /* result: the negative errno of a failed receive,
-                           send or accept */
-    FNET_WHAT_OUTPUT,   /* the output that was waited for has gone */
-    FNET_WHAT_ACCEPTED, /* result: the descriptor; data, len: its address */
-    FNET_WHAT_WATCH,    /* result: the epoll events of a watched one */
+    FNET_WHAT_DATA,      /* bytes were received: data, len (and landing) */
+    FNET_WHAT_READABLE,  /* a direct stream can be read now */
+    FNET_WHAT_EOF,       /* the peer has sent its last byte */
+    FNET_WHAT_ERROR,     /* result: the negative errno of a failed receive,
+                            send or accept */
+    FNET_WHAT_OUTPUT,    /* the output that was waited for has gone */
+    FNET_WHAT_ACCEPTED,  /* result: the descriptor; data, len: its address */
+    FNET_WHAT_WATCH,     /* result: the epoll events of a watched one */
+    FNET_WHAT_DATAGRAMS, /* result: how many; data: struct mmsghdr of the
+                            first in the tray; len: bytes of all */
 };
 
 typedef struct fnet_completion {
@@ -49,8 +52,9 @@ typedef struct fnet_batch {
     unsigned next; /* the first that was not delivered yet */
     char *blocks[FNET_BATCH_BLOCKS];
     unsigned nblocks;
-    size_t used;  /* of the last block */
-    size_t bytes; /* received, over all items */
+    size_t used;     /* of the last block */
+    size_t bytes;    /* received, over all items */
+    fnet_tray *tray; /* NULL until datagrams are received */
 
     /* Of a shard that is lent, see worker.h. */
     fnet_list link;
@@ -80,5 +84,7 @@ char *fnet_batch_reserve(fnet_batch *batch, fnet_cache *cache, size_t want,
                          size_t *room);
 /* Takes the first `n` bytes of what was reserved last. */
 void fnet_batch_commit(fnet_batch *batch, size_t n);
+/* The batch's tray, made on demand; NULL without memory. */
+fnet_tray *fnet_batch_tray(fnet_batch *batch);
 
 #endif

@@ -19,15 +19,74 @@
 #define FNET_FREELISTS 1
 #endif
 
-/* A lock around what any thread may touch; the GIL is that lock where there
- * is one. */
+/* Around what any thread may touch.  Where there is a GIL, it is the lock, and
+ * these are nothing.
+ *
+ * FNET_LOCK is the loop's mutex: nothing within may call Python or drop a
+ * reference.  FNET_BEGIN_SHARED is CPython's critical section of an object:
+ * what is called within may let another thread in, so that what was looked at
+ * before is looked at again. */
 #ifdef Py_GIL_DISABLED
-#define FNET_BEGIN_SHARED(object) Py_BEGIN_CRITICAL_SECTION(object)
-#define FNET_END_SHARED() Py_END_CRITICAL_SECTION()
+#define FNET_HAS_GIL 0
+#define FNET_LOCK(loop) PyMutex_Lock(&(loop)->mutex)
+#define FNET_UNLOCK(loop) PyMutex_Unlock(&(loop)->mutex)
+#define FNET_BEGIN_SHARED(object) Py_BEGIN_CRITICAL_SECTION(object);
+#define FNET_END_SHARED() Py_END_CRITICAL_SECTION();
 #else
+#define FNET_HAS_GIL 1
+#define FNET_LOCK(loop) ((void)(loop))
+#define FNET_UNLOCK(loop) ((void)(loop))
 #define FNET_BEGIN_SHARED(object) {
 #define FNET_END_SHARED() }
 #endif
+
+/* What a field holds, for a thread that is not the only one to know it: a new
+ * reference, or NULL.  And a new value (its reference is taken over). */
+static inline PyObject *
+fnet_shared_get(PyObject *owner, PyObject *const *field)
+{
+    PyObject *object;
+
+    FNET_BEGIN_SHARED(owner)
+    object = Py_XNewRef(*field);
+    FNET_END_SHARED()
+    return object;
+}
+
+static inline void
+fnet_shared_set(PyObject *owner, PyObject **field, PyObject *value)
+{
+    PyObject *before;
+
+    FNET_BEGIN_SHARED(owner)
+    before = *field;
+    *field = value;
+    FNET_END_SHARED()
+    Py_XDECREF(before);
+}
+
+/* A new reference to what the dict has: 1; 0: nothing, -1. */
+static inline int
+fnet_dict_get(PyObject *dict, PyObject *key, PyObject **value)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyDict_GetItemRef(dict, key, value);
+#else
+    *value = Py_XNewRef(PyDict_GetItemWithError(dict, key));
+    return *value != NULL ? 1 : PyErr_Occurred() ? -1 : 0;
+#endif
+}
+
+/* The current context of the thread, borrowed; NULL: none was needed yet. */
+static inline PyObject *
+fnet_current_context(void)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyThreadState_GetUnchecked()->context;
+#else
+    return _PyThreadState_UncheckedGet()->context;
+#endif
+}
 
 /* True if the weak reference is to this object, alive. */
 static inline int

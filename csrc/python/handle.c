@@ -4,7 +4,7 @@
  * isinstance() with asyncio's classes holds through __class__: inheriting
  * their lay-out of eight slots would make each handle twice as large and as
  * slow to free. */
-#include "python/module.h"
+#include "python/context.h"
 
 #include "base/clock.h"
 
@@ -15,33 +15,46 @@
 /* -- life -------------------------------------------------------------------
  */
 
-static PyObject *
+/* An object whose fields are empty, but for `loop`. */
+static HandleObject *
 new_object(module_state *state, bool timer)
 {
+    HandleObject *self;
+
 #if FNET_FREELISTS
-    if (timer && state->free_timers_count > 0) {
-        PyObject *object = state->free_timers[--state->free_timers_count];
-        Py_SET_REFCNT(object, 1);
-        return object;
-    }
-    if (!timer && state->free_handles_count > 0) {
-        PyObject *object = state->free_handles[--state->free_handles_count];
-        Py_SET_REFCNT(object, 1);
-        return object;
+    self = state->free_handles[timer];
+    if (FNET_LIKELY(self != NULL)) {
+        state->free_handles[timer] = (HandleObject *)(void *)self->loop;
+        state->free_count[timer]--;
+        return self;
     }
 #endif
     if (timer) {
-        return (PyObject *)PyObject_GC_New(TimerObject, state->timer_type);
+        TimerObject *object = PyObject_GC_New(TimerObject, state->timer_type);
+        if (object == NULL) {
+            return NULL;
+        }
+        fnet_heap_node_init(&object->node);
+        self = &object->handle;
     }
-    return (PyObject *)PyObject_GC_New(HandleObject, state->handle_type);
+    else {
+        self = PyObject_GC_New(HandleObject, state->handle_type);
+        if (self == NULL) {
+            return NULL;
+        }
+    }
+    self->callback = self->context = self->args = NULL;
+    self->source_traceback = self->old_repr = self->weakrefs = NULL;
+    self->nargs = 0;
+    self->cancelled = self->again = self->snapshot = false;
+    self->is_timer = timer;
+    return self;
 }
 
 static int
 set_args(HandleObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
-    self->args = NULL;
-    self->nargs = 0;
-    if (nargs > HANDLE_INLINE_ARGS) {
+    if (FNET_UNLIKELY(nargs > HANDLE_INLINE_ARGS)) {
         self->args = PyTuple_New(nargs);
         if (self->args == NULL) {
             return -1;
@@ -64,19 +77,19 @@ init_handle(HandleObject *self, LoopObject *loop, PyObject *callback,
 {
     self->loop = (LoopObject *)Py_NewRef((PyObject *)loop);
     self->callback = Py_NewRef(callback);
-    self->source_traceback = NULL;
-    self->old_repr = NULL;
-    self->weakrefs = NULL;
-    self->cancelled = false;
-    self->again = false;
-    self->context = context == NULL || context == Py_None
-                        ? PyContext_CopyCurrent()
-                        : Py_NewRef(context);
+    self->foreign = !fnet_loop_owned(loop);
+    if (context == NULL || context == Py_None) {
+        self->context = fnet_context_take(loop);
+        self->snapshot = fnet_loop_owned(loop);
+    }
+    else {
+        self->context = Py_NewRef(context);
+    }
     int rc = set_args(self, args, nargs);
-    if (rc == 0 && self->context == NULL) {
+    if (FNET_UNLIKELY(self->context == NULL)) {
         rc = -1;
     }
-    if (rc == 0 && loop->debug) {
+    if (FNET_UNLIKELY(rc == 0 && loop->debug)) {
         PyObject *stack =
             PyObject_CallMethod(loop->state->report, "extract_stack", NULL);
         if (stack == NULL) {
@@ -99,11 +112,10 @@ HandleObject *
 fnet_handle_new(LoopObject *loop, PyObject *callback, PyObject *const *args,
                 Py_ssize_t nargs, PyObject *context)
 {
-    HandleObject *self = (HandleObject *)new_object(loop->state, false);
+    HandleObject *self = new_object(loop->state, false);
     if (self == NULL) {
         return NULL;
     }
-    self->is_timer = false;
     if (init_handle(self, loop, callback, args, nargs, context) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -119,9 +131,7 @@ fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
     if (self == NULL) {
         return NULL;
     }
-    self->handle.is_timer = true;
     self->when = when;
-    fnet_heap_node_init(&self->node);
     if (init_handle(&self->handle, loop, callback, args, nargs, context) < 0) {
         Py_DECREF(self);
         return NULL;
@@ -129,8 +139,8 @@ fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
     return self;
 }
 
-static int
-handle_traverse(HandleObject *self, visitproc visit, void *arg)
+int
+fnet_handle_object_traverse(HandleObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->loop);
@@ -150,24 +160,32 @@ static void
 clear_call(HandleObject *self)
 {
     PyObject *argv[HANDLE_INLINE_ARGS];
-    unsigned n = self->nargs;
 
+    FNET_LOCK(self->loop);
+    unsigned n = self->nargs;
+    PyObject *callback = self->callback;
+    PyObject *args = self->args;
     for (unsigned i = 0; i < n; i++) {
         argv[i] = self->argv[1 + i];
     }
     self->nargs = 0;
-    Py_CLEAR(self->callback);
-    Py_CLEAR(self->args);
+    self->callback = self->args = NULL;
+    FNET_UNLOCK(self->loop);
+    Py_XDECREF(callback);
+    Py_XDECREF(args);
     for (unsigned i = 0; i < n; i++) {
         Py_DECREF(argv[i]);
     }
 }
 
-static int
-handle_clear(HandleObject *self)
+int
+fnet_handle_object_clear(HandleObject *self)
 {
     clear_call(self);
     Py_CLEAR(self->context);
+    if (fnet_loop_owned(self->loop) && !self->loop->in_turn) {
+        fnet_context_settle(self->loop);
+    }
     Py_CLEAR(self->source_traceback);
     Py_CLEAR(self->old_repr);
     return 0;
@@ -177,24 +195,25 @@ handle_clear(HandleObject *self)
 static void
 free_object(HandleObject *self)
 {
+    LoopObject *loop = self->loop;
     PyTypeObject *type = Py_TYPE(self);
 
 #if FNET_FREELISTS
-    module_state *state = self->loop->state;
-    Py_DECREF(self->loop);
-    if (self->is_timer && state->free_timers_count < FNET_FREELIST_MAX) {
-        state->free_timers[state->free_timers_count++] = (PyObject *)self;
+    module_state *state = loop->state;
+    bool timer = self->is_timer;
+    if (FNET_LIKELY(state->free_count[timer] < state->free_max)) {
+        Py_SET_REFCNT((PyObject *)self, 1);
+        self->cancelled = self->again = self->snapshot = false;
+        self->loop = (LoopObject *)(void *)state->free_handles[timer];
+        state->free_handles[timer] = self;
+        state->free_count[timer]++;
+        Py_DECREF(loop);
         return;
     }
-    if (!self->is_timer && state->free_handles_count < FNET_FREELIST_MAX) {
-        state->free_handles[state->free_handles_count++] = (PyObject *)self;
-        return;
-    }
-#else
-    Py_DECREF(self->loop);
 #endif
     PyObject_GC_Del(self);
     Py_DECREF(type);
+    Py_DECREF(loop);
 }
 
 static void
@@ -203,7 +222,7 @@ empty_object(HandleObject *self)
     if (self->weakrefs != NULL) {
         PyObject_ClearWeakRefs((PyObject *)self);
     }
-    handle_clear(self);
+    fnet_handle_object_clear(self);
     fnet_assert(!self->is_timer ||
                 !fnet_heap_contains(&((TimerObject *)self)->node));
 }
@@ -211,10 +230,12 @@ empty_object(HandleObject *self)
 /* A handle may be the argument of the next one, and so on: without the
  * trashcan a long chain of them overflows the stack.  It costs 5 ns, so the
  * first few of a chain do without. */
-static void
-handle_dealloc(HandleObject *self)
+void
+fnet_handle_object_dealloc(HandleObject *self)
 {
-    PyObject_GC_UnTrack(self);
+    if (self->is_timer) {
+        PyObject_GC_UnTrack(self);
+    }
 #if FNET_FREELISTS
     module_state *state = self->loop->state;
     if (FNET_LIKELY(state->dealloc_depth < DEALLOC_DEPTH)) {
@@ -225,22 +246,26 @@ handle_dealloc(HandleObject *self)
         return;
     }
 #endif
-    Py_TRASHCAN_BEGIN(self, handle_dealloc) empty_object(self);
+    Py_TRASHCAN_BEGIN(self, fnet_handle_object_dealloc) empty_object(self);
     free_object(self);
     Py_TRASHCAN_END
 }
 
 void
-fnet_handle_clear_freelists(module_state *state)
+fnet_handle_trim(module_state *state, bool all)
 {
 #if FNET_FREELISTS
-    while (state->free_handles_count > 0) {
-        PyObject_GC_Del(state->free_handles[--state->free_handles_count]);
-        Py_DECREF(state->handle_type);
-    }
-    while (state->free_timers_count > 0) {
-        PyObject_GC_Del(state->free_timers[--state->free_timers_count]);
-        Py_DECREF(state->timer_type);
+    PyTypeObject *types[] = {state->handle_type, state->timer_type};
+
+    state->free_max = all ? 0 : FNET_FREELIST_MIN;
+    for (int i = 0; i < 2; i++) {
+        while (state->free_count[i] > state->free_max) {
+            HandleObject *self = state->free_handles[i];
+            state->free_handles[i] = (HandleObject *)(void *)self->loop;
+            state->free_count[i]--;
+            PyObject_GC_Del(self);
+            Py_DECREF(types[i]);
+        }
     }
 #endif
 }
@@ -256,45 +281,23 @@ typedef struct handle_call {
     unsigned n;
 } handle_call;
 
-/* With references of its own. */
-static void
+/* With references of its own; false: it was cancelled. */
+static bool
 copy_call(HandleObject *self, handle_call *call)
 {
-    call->callback = Py_NewRef(self->callback);
-    call->context = Py_NewRef(self->context);
-    call->args = Py_XNewRef(self->args);
-    call->n = self->nargs;
-    for (unsigned i = 1; i <= call->n; i++) {
-        call->argv[i] = Py_NewRef(self->argv[i]);
+    FNET_LOCK(self->loop);
+    bool there = self->callback != NULL && self->context != NULL;
+    if (there) {
+        call->callback = Py_NewRef(self->callback);
+        call->context = Py_NewRef(self->context);
+        call->args = Py_XNewRef(self->args);
+        call->n = self->nargs;
+        for (unsigned i = 1; i <= call->n; i++) {
+            call->argv[i] = Py_NewRef(self->argv[i]);
+        }
     }
-}
-
-/* With the handle's references, which is empty meanwhile: for one that the
- * loop alone holds. */
-static void
-move_call(HandleObject *self, handle_call *call)
-{
-    call->callback = self->callback;
-    call->context = self->context;
-    call->args = self->args;
-    call->n = self->nargs;
-    for (unsigned i = 1; i <= call->n; i++) {
-        call->argv[i] = self->argv[i];
-    }
-    self->callback = self->context = self->args = NULL;
-    self->nargs = 0;
-}
-
-static void
-move_back(HandleObject *self, const handle_call *call)
-{
-    self->callback = call->callback;
-    self->context = call->context;
-    self->args = call->args;
-    self->nargs = (uint8_t)call->n;
-    for (unsigned i = 1; i <= call->n; i++) {
-        self->argv[i] = call->argv[i];
-    }
+    FNET_UNLOCK(self->loop);
+    return there;
 }
 
 static void
@@ -308,24 +311,51 @@ drop_call(handle_call *call)
     Py_DECREF(call->callback);
 }
 
+/* A callable without vectorcall, such as the one that steps a Task: what
+ * PyObject_Vectorcall() does, without the detour that arguments need. */
 static PyObject *
-make_call(handle_call *call)
+call_slot(PyObject *callback, PyObject *no_args)
 {
-    PyObject *result = NULL;
+    PyObject *result = Py_TYPE(callback)->tp_call(callback, no_args, NULL);
 
-    if (FNET_UNLIKELY(PyContext_Enter(call->context) < 0)) {
+    if (FNET_UNLIKELY((result == NULL) != (PyErr_Occurred() != NULL))) {
+        Py_CLEAR(result);
+        PyErr_Format(PyExc_SystemError,
+                     "%R returned a result with an exception set, or neither",
+                     callback);
+    }
+    return result;
+}
+
+/* `argv` has a slot in front for the callee. */
+static inline PyObject *
+call_in(PyObject *context, PyObject *callback, PyObject **argv, size_t n,
+        PyObject *args, module_state *state)
+{
+    PyTypeObject *type = Py_TYPE(callback);
+    PyObject *result;
+
+    if (FNET_UNLIKELY(PyContext_Enter(context) < 0)) {
         return NULL;
     }
-    if (FNET_UNLIKELY(call->args != NULL)) {
-        result = PyObject_CallObject(call->callback, call->args);
+    if (FNET_UNLIKELY(args != NULL)) {
+        result = PyObject_CallObject(callback, args);
+    }
+    else if (type == &PyFunction_Type) {
+        result = ((PyFunctionObject *)callback)
+                     ->vectorcall(callback, argv + 1,
+                                  n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    }
+    else if (n == 0 && type->tp_call != NULL &&
+             !(type->tp_flags & Py_TPFLAGS_HAVE_VECTORCALL)) {
+        result = call_slot(callback, state->no_args);
     }
     else {
-        result = PyObject_Vectorcall(call->callback, call->argv + 1,
-                                     call->n | PY_VECTORCALL_ARGUMENTS_OFFSET,
-                                     NULL);
+        result = PyObject_Vectorcall(callback, argv + 1,
+                                     n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     }
     /* Before anything is freed: what runs then may enter it. */
-    if (FNET_UNLIKELY(PyContext_Exit(call->context) < 0)) {
+    if (FNET_UNLIKELY(PyContext_Exit(context) < 0)) {
         Py_CLEAR(result);
     }
     return result;
@@ -336,8 +366,14 @@ call_in_context(HandleObject *self)
 {
     handle_call call;
 
-    copy_call(self, &call);
-    PyObject *result = make_call(&call);
+    if (fnet_handle_own_context(self) < 0) {
+        return NULL;
+    }
+    if (!copy_call(self, &call)) {
+        Py_RETURN_NONE; /* meanwhile, by another thread */
+    }
+    PyObject *result = call_in(call.context, call.callback, call.argv, call.n,
+                               call.args, self->loop->state);
     drop_call(&call);
     return result;
 }
@@ -361,7 +397,8 @@ run_in_debug(LoopObject *loop, HandleObject *self)
     int64_t begin = fnet_clock_ns();
     int rc = 0;
 
-    Py_XSETREF(loop->current_handle, Py_NewRef((PyObject *)self));
+    fnet_shared_set((PyObject *)loop, &loop->current_handle,
+                    Py_NewRef((PyObject *)self));
     PyObject *result = call_in_context(self);
     if (result == NULL) {
         rc = call_failed(loop, self);
@@ -372,7 +409,7 @@ run_in_debug(LoopObject *loop, HandleObject *self)
         rc = fnet_report(loop->state, "slow_callback", "(OOd)", loop, self,
                          took);
     }
-    Py_CLEAR(loop->current_handle);
+    fnet_shared_set((PyObject *)loop, &loop->current_handle, NULL);
     return rc;
 }
 
@@ -385,25 +422,87 @@ fnet_handle_run(LoopObject *loop, HandleObject *self)
     if (FNET_UNLIKELY(loop->debug)) {
         return run_in_debug(loop, self);
     }
-    PyObject *result;
-    if (Py_REFCNT(self) == 1 && !self->again) {
-        handle_call call;
-        move_call(self, &call);
-        result = make_call(&call);
-        if (FNET_UNLIKELY(result == NULL)) {
-            move_back(self, &call);
-            return call_failed(loop, self);
-        }
-        drop_call(&call);
-    }
-    else {
-        result = call_in_context(self);
-        if (FNET_UNLIKELY(result == NULL)) {
-            return call_failed(loop, self);
-        }
+    PyObject *result = call_in_context(self);
+    if (FNET_UNLIKELY(result == NULL)) {
+        return call_failed(loop, self);
     }
     Py_DECREF(result);
     return 0;
+}
+
+/* Runs one that the loop alone has, and nobody can find: with the references
+ * that it holds, which it keeps until then. */
+static int
+run_private(LoopObject *loop, HandleObject *self)
+{
+    bool snapshot = self->snapshot;
+    PyObject *context = self->context;
+
+    if (snapshot) {
+        context = fnet_context_own(loop, context);
+        self->context = context;
+        self->snapshot = false;
+    }
+    PyObject *result = FNET_UNLIKELY(context == NULL)
+                           ? NULL
+                           : call_in(context, self->callback, self->argv,
+                                     self->nargs, self->args, loop->state);
+    if (FNET_UNLIKELY(result == NULL)) {
+        if (self->is_timer) {
+            PyObject_GC_Track(self); /* the report shows it to the program */
+        }
+        int rc = call_failed(loop, self);
+        fnet_handle_drop(self);
+        return rc;
+    }
+    Py_DECREF(result);
+    self->context = NULL;
+    if (snapshot) {
+        fnet_context_give_back(loop, context);
+    }
+    else {
+        Py_DECREF(context);
+    }
+    for (unsigned i = 1; i <= self->nargs; i++) {
+        Py_DECREF(self->argv[i]);
+    }
+    self->nargs = 0;
+    Py_CLEAR(self->args);
+    Py_CLEAR(self->callback);
+    free_object(self);
+    return 0;
+}
+
+/* Nobody but the loop has it, or can get at it. */
+static inline bool
+is_private(HandleObject *self)
+{
+#ifdef Py_GIL_DISABLED
+    if (self->foreign || Py_REFCNT(self) != 1) {
+        return false;
+    }
+    /* Pairs with the release of the reference that another thread had. */
+    atomic_thread_fence(memory_order_acquire);
+    return true;
+#else
+    return Py_REFCNT(self) == 1;
+#endif
+}
+
+int
+fnet_handle_run_ready(LoopObject *loop, HandleObject *self)
+{
+    if (FNET_LIKELY(is_private(self) && !self->again &&
+                    self->callback != NULL && self->weakrefs == NULL &&
+                    self->source_traceback == NULL && !loop->debug)) {
+        if (self->is_timer) {
+            PyObject_GC_UnTrack(self);
+        }
+        return run_private(loop, self);
+    }
+    int rc = fnet_handle_run(loop, self);
+    fnet_handle_drop(self);
+    return rc;
 }
 
 int
@@ -413,7 +512,7 @@ fnet_handle_traverse(HandleObject *self, visitproc visit, void *arg)
         Py_VISIT(self);
         return 0;
     }
-    return handle_traverse(self, visit, arg);
+    return fnet_handle_object_traverse(self, visit, arg);
 }
 
 void
@@ -425,268 +524,43 @@ fnet_handle_drop(HandleObject *self)
     Py_DECREF(self);
 }
 
-/* -- Python's face ------------------------------------------------------ */
-
-static PyObject *
-or_none(PyObject *object)
-{
-    return Py_NewRef(object != NULL ? object : Py_None);
-}
-
 int
 fnet_handle_cancel(HandleObject *self)
 {
-    if (self->cancelled) {
+    LoopObject *loop = self->loop;
+    bool scheduled = false;
+
+    FNET_LOCK(loop);
+    bool before = self->cancelled;
+    self->cancelled = true;
+    FNET_UNLOCK(loop);
+    if (before) {
         return 0;
     }
-    self->cancelled = true;
-    if (FNET_UNLIKELY(self->loop->debug)) {
+    if (FNET_UNLIKELY(loop->debug)) {
         /* A description is kept, the objects are not. */
         PyObject *text = PyObject_Repr((PyObject *)self);
         if (text == NULL) {
             return -1;
         }
-        Py_XSETREF(self->old_repr, text);
+        FNET_LOCK(loop);
+        PyObject *old = self->old_repr;
+        self->old_repr = text;
+        FNET_UNLOCK(loop);
+        Py_XDECREF(old);
     }
     if (self->is_timer) {
         TimerObject *timer = (TimerObject *)self;
-        if (fnet_heap_contains(&timer->node)) {
-            fnet_heap_remove(&self->loop->timers, &timer->node);
-            Py_DECREF(self); /* the heap's; the caller has one */
+        FNET_LOCK(loop);
+        scheduled = fnet_heap_contains(&timer->node);
+        if (scheduled) {
+            fnet_heap_remove(&loop->timers, &timer->node);
         }
+        FNET_UNLOCK(loop);
     }
     clear_call(self);
+    if (scheduled) {
+        Py_DECREF(self); /* the heap's; the caller has one */
+    }
     return 0;
 }
-
-static PyObject *
-handle_cancel(HandleObject *self, PyObject *unused)
-{
-    if (fnet_handle_cancel(self) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-handle_cancelled(HandleObject *self, PyObject *unused)
-{
-    return PyBool_FromLong(self->cancelled);
-}
-
-static PyObject *
-handle_get_context(HandleObject *self, PyObject *unused)
-{
-    return or_none(self->context);
-}
-
-static PyObject *
-handle_run(HandleObject *self, PyObject *unused)
-{
-    if (fnet_handle_run(self->loop, self) < 0) {
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-handle_repr(HandleObject *self)
-{
-    return PyObject_CallMethod(self->loop->state->report, "handle_repr", "O",
-                               self);
-}
-
-static PyObject *
-handle_get_class(HandleObject *self, void *unused)
-{
-    module_state *state = self->loop->state;
-    return Py_NewRef(self->is_timer ? state->asyncio_timer
-                                    : state->asyncio_handle);
-}
-
-static PyObject *
-handle_get_args(HandleObject *self, void *unused)
-{
-    if (self->callback == NULL) {
-        Py_RETURN_NONE;
-    }
-    if (self->args != NULL) {
-        return Py_NewRef(self->args);
-    }
-    PyObject *args = PyTuple_New(self->nargs);
-    for (unsigned i = 0; args != NULL && i < self->nargs; i++) {
-        PyTuple_SET_ITEM(args, i, Py_NewRef(self->argv[1 + i]));
-    }
-    return args;
-}
-
-static PyObject *
-handle_get_field(HandleObject *self, void *which)
-{
-    switch (*(const char *)which) {
-    case 'c':
-        return or_none(self->callback);
-    case 'l':
-        return or_none((PyObject *)self->loop);
-    case 'x':
-        return or_none(self->context);
-    case 't':
-        return or_none(self->source_traceback);
-    case 'r':
-        return or_none(self->old_repr);
-    default:
-        return PyBool_FromLong(self->cancelled);
-    }
-}
-
-static PyGetSetDef handle_getset[] = {
-    {"__class__", (getter)handle_get_class, NULL, NULL, NULL},
-    {"_args", (getter)handle_get_args, NULL, NULL, NULL},
-    {"_callback", (getter)handle_get_field, NULL, NULL, "c"},
-    {"_loop", (getter)handle_get_field, NULL, NULL, "l"},
-    {"_context", (getter)handle_get_field, NULL, NULL, "x"},
-    {"_source_traceback", (getter)handle_get_field, NULL, NULL, "t"},
-    {"_repr", (getter)handle_get_field, NULL, NULL, "r"},
-    {"_cancelled", (getter)handle_get_field, NULL, NULL, "d"},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyMethodDef handle_methods[] = {
-    {"cancel", (PyCFunction)handle_cancel, METH_NOARGS,
-     "Cancel the callback; its arguments are released at once."},
-    {"cancelled", (PyCFunction)handle_cancelled, METH_NOARGS,
-     "True if the callback was cancelled."},
-    {"get_context", (PyCFunction)handle_get_context, METH_NOARGS,
-     "The context that the callback runs in."},
-    {"_run", (PyCFunction)handle_run, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyMemberDef handle_members[] = {
-    {"__weaklistoffset__", T_PYSSIZET, offsetof(HandleObject, weakrefs),
-     READONLY, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot handle_slots[] = {
-    {Py_tp_doc, "A callback that is scheduled; see asyncio.Handle."},
-    {Py_tp_dealloc, handle_dealloc},
-    {Py_tp_traverse, handle_traverse},
-    {Py_tp_clear, handle_clear},
-    {Py_tp_repr, handle_repr},
-    {Py_tp_methods, handle_methods},
-    {Py_tp_members, handle_members},
-    {Py_tp_getset, handle_getset},
-    {0, NULL},
-};
-
-PyType_Spec fnet_handle_spec = {
-    .name = "pyfastnet._core.Handle",
-    .basicsize = sizeof(HandleObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE |
-             Py_TPFLAGS_BASETYPE,
-    .slots = handle_slots,
-};
-
-static PyObject *
-timer_when(TimerObject *self, PyObject *unused)
-{
-    return PyFloat_FromDouble(self->when);
-}
-
-static PyObject *
-timer_get_when(TimerObject *self, void *unused)
-{
-    return PyFloat_FromDouble(self->when);
-}
-
-static PyObject *
-timer_get_scheduled(TimerObject *self, void *unused)
-{
-    return PyBool_FromLong(fnet_heap_contains(&self->node));
-}
-
-static Py_hash_t
-timer_hash(TimerObject *self)
-{
-    PyObject *when = PyFloat_FromDouble(self->when);
-    if (when == NULL) {
-        return -1;
-    }
-    Py_hash_t hash = PyObject_Hash(when);
-    Py_DECREF(when);
-    return hash;
-}
-
-/* Compares what both return for the same question; their own references may
- * go while __eq__() runs. */
-static int
-same_answer(TimerObject *self, TimerObject *that,
-            PyObject *(*ask)(HandleObject *, void *), void *which)
-{
-    PyObject *one = ask(&self->handle, which);
-    PyObject *other = one == NULL ? NULL : ask(&that->handle, which);
-    int same =
-        other == NULL ? -1 : PyObject_RichCompareBool(one, other, Py_EQ);
-    Py_XDECREF(one);
-    Py_XDECREF(other);
-    return same;
-}
-
-/* As asyncio's: by time; equal when callback and arguments are equal, too. */
-static PyObject *
-timer_richcompare(TimerObject *self, PyObject *other, int op)
-{
-    if (!Py_IS_TYPE(other, Py_TYPE(self))) {
-        Py_RETURN_NOTIMPLEMENTED;
-    }
-    TimerObject *that = (TimerObject *)other;
-    if (op == Py_LT || op == Py_GT || op == Py_LE || op == Py_GE) {
-        Py_RETURN_RICHCOMPARE(self->when, that->when, op);
-    }
-    int same = self == that;
-    if (!same && self->when == that->when &&
-        self->handle.cancelled == that->handle.cancelled) {
-        same = same_answer(self, that, handle_get_field, "c");
-        if (same > 0) {
-            same = same_answer(self, that, handle_get_args, NULL);
-        }
-        if (same < 0) {
-            return NULL;
-        }
-    }
-    return PyBool_FromLong(op == Py_EQ ? same : !same);
-}
-
-static PyMethodDef timer_methods[] = {
-    {"when", (PyCFunction)timer_when, METH_NOARGS,
-     "The scheduled time, in seconds of the loop's clock."},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef timer_getset[] = {
-    {"_when", (getter)timer_get_when, NULL, NULL, NULL},
-    {"_scheduled", (getter)timer_get_scheduled, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot timer_slots[] = {
-    {Py_tp_doc, "A callback for a later time; see asyncio.TimerHandle."},
-    {Py_tp_dealloc, handle_dealloc},
-    {Py_tp_traverse, handle_traverse},
-    {Py_tp_clear, handle_clear},
-    {Py_tp_hash, timer_hash},
-    {Py_tp_richcompare, timer_richcompare},
-    {Py_tp_methods, timer_methods},
-    {Py_tp_getset, timer_getset},
-    {0, NULL},
-};
-
-PyType_Spec fnet_timer_spec = {
-    .name = "pyfastnet._core.TimerHandle",
-    .basicsize = sizeof(TimerObject),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC |
-             Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE,
-    .slots = timer_slots,
-};

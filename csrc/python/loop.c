@@ -2,7 +2,7 @@
  *
  * The cold half is Python (pyfastnet/loop.py), in a class that inherits from
  * this one and from asyncio.BaseEventLoop.  turn.c runs it. */
-#include "python/module.h"
+#include "python/context.h"
 
 #include "base/clock.h"
 #include "base/mem.h"
@@ -12,7 +12,6 @@
 
 /* Until _set_cache_limit() says what pyfastnet/_limits.py has found. */
 #define CACHE_LIMIT ((size_t)64 << 20)
-#define RING_START 256
 
 /* -- small answers ------------------------------------------------------ */
 
@@ -65,9 +64,7 @@ loop_create_future(LoopObject *self, PyObject *unused)
 static PyObject *
 loop_write_to_self(LoopObject *self, PyObject *unused)
 {
-    if (self->has_core) {
-        fnet_shardset_wake_any(&self->set);
-    }
+    fnet_loop_wake(self);
     Py_RETURN_NONE;
 }
 
@@ -211,12 +208,13 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->slow_callback_duration = 0.1;
     self->schedstat = -1;
     self->signal_pipe[0] = self->signal_pipe[1] = -1;
-    self->ring_mask = RING_START - 1;
+    self->ring_mask = FNET_RING_START - 1;
     self->nfds = 64;
     fnet_heap_init(&self->timers);
     fnet_list_init(&self->transports);
+    fnet_list_init(&self->datagrams);
     fnet_list_init(&self->holds);
-    self->ring = PyMem_New(HandleObject *, RING_START);
+    self->ring = PyMem_New(HandleObject *, FNET_RING_START);
     self->fds = PyMem_Calloc(self->nfds, sizeof(PyObject *));
     if (self->ring == NULL || self->fds == NULL) {
         Py_DECREF(self);
@@ -257,15 +255,25 @@ loop_init(LoopObject *self, PyObject *args, PyObject *kwargs)
 static void
 drop_callbacks(LoopObject *self)
 {
+    if (fnet_loop_take_inbox(self) < 0) {
+        PyErr_Clear();
+    }
     while (self->ring_count > 0) {
         HandleObject *handle = self->ring[self->ring_head++ & self->ring_mask];
         self->ring_head &= self->ring_mask;
         self->ring_count--;
         fnet_handle_drop(handle);
     }
-    fnet_heap_node *node;
-    while ((node = fnet_heap_min(&self->timers)) != NULL) {
-        fnet_heap_remove(&self->timers, node);
+    for (;;) {
+        FNET_LOCK(self);
+        fnet_heap_node *node = fnet_heap_min(&self->timers);
+        if (node != NULL) {
+            fnet_heap_remove(&self->timers, node);
+        }
+        FNET_UNLOCK(self);
+        if (node == NULL) {
+            return;
+        }
         TimerObject *timer = fnet_container_of(node, TimerObject, node);
         fnet_handle_drop(&timer->handle);
     }
@@ -280,6 +288,7 @@ drop_descriptors(LoopObject *self)
     while ((node = self->transports.next) != &self->transports) {
         fnet_transport_abandon(fnet_container_of(node, TransportObject, link));
     }
+    fnet_datagrams_abandon(self);
     for (size_t fd = 0; fd < self->nfds; fd++) {
         PyObject *object = self->fds[fd];
         self->fds[fd] = NULL;
@@ -321,18 +330,26 @@ drop_batch(LoopObject *self)
 static void
 close_core(LoopObject *self)
 {
-    if (!self->has_core || self->core_closing) {
+    FNET_LOCK(self);
+    bool closing = self->has_core && !self->core_closing && !self->in_turn;
+    if (closing) {
+        self->core_closing = true; /* what is dropped may call back */
+    }
+    FNET_UNLOCK(self);
+    if (!closing) {
         return;
     }
-    self->core_closing = true; /* what is dropped may call back */
     fnet_loop_take_shards_over(self);
     drop_batch(self);
     drop_descriptors(self);
     drop_callbacks(self);
+    fnet_handle_trim(self->state, false);
     fnet_sock_let_all_go(self);
     fnet_prompter_free(self->prompter);
     self->prompter = NULL;
+    FNET_LOCK(self);
     self->has_core = false;
+    FNET_UNLOCK(self);
     fnet_loop_drop_all_spent(self);
     for (unsigned i = 0; i < self->set.count; i++) {
         fnet_loop_drop_landings(self->set.members[i].shard);
@@ -347,13 +364,19 @@ close_core(LoopObject *self)
 static PyObject *
 loop_close(LoopObject *self, PyObject *unused)
 {
-    if (self->thread_id != Py_None || self->in_turn) {
+    FNET_LOCK(self);
+    bool running = self->thread_id != Py_None || self->in_turn;
+    if (!running) {
+        self->closed = true;
+    }
+    FNET_UNLOCK(self);
+    if (running) {
         PyErr_SetString(PyExc_RuntimeError,
                         "Cannot close a running event loop");
         return NULL;
     }
-    self->closed = true;
     close_core(self);
+    fnet_context_forget(self);
     Py_RETURN_NONE;
 }
 
@@ -390,6 +413,9 @@ loop_after_fork(LoopObject *self, PyObject *unused)
         fnet_depot_forget(self->depot);
         self->set.home_away = false;
         fnet_prompter_forget(self->prompter);
+#ifdef Py_GIL_DISABLED
+        self->mutex = (PyMutex){0}; /* a thread of the parent's has it */
+#endif
         for (int i = 0; i < 2; i++) {
             fnet_sys_close(self->signal_pipe[i]);
             self->signal_pipe[i] = -1;
@@ -406,6 +432,8 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->thread_id);
     Py_VISIT(self->current_handle);
+    Py_VISIT(self->snapshot);
+    Py_VISIT(self->spare_context);
     for (size_t i = 0; i < self->ring_count; i++) {
         HandleObject *handle =
             self->ring[(self->ring_head + i) & self->ring_mask];
@@ -414,6 +442,14 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
             return rc;
         }
     }
+#ifdef Py_GIL_DISABLED
+    for (size_t i = 0; i < self->inbox_count; i++) {
+        int rc = fnet_handle_traverse(self->inbox[i], visit, arg);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+#endif
     for (size_t i = 0; i < self->timers.count; i++) {
         Py_VISIT(fnet_container_of(nodes[i], TimerObject, node));
     }
@@ -427,11 +463,12 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     for (size_t fd = 0; fd < self->nfds && self->fds != NULL; fd++) {
         PyObject *object = self->fds[fd];
         if (object != NULL &&
-            !Py_IS_TYPE(object, self->state->transport_type)) {
+            !Py_IS_TYPE(object, self->state->transport_type) &&
+            !Py_IS_TYPE(object, self->state->datagram_type)) {
             Py_VISIT(object);
         }
     }
-    return 0;
+    return fnet_datagrams_traverse(self, visit, arg);
 }
 
 static int
@@ -443,6 +480,7 @@ loop_clear(LoopObject *self)
         drop_callbacks(self);
     }
     Py_CLEAR(self->current_handle);
+    fnet_context_forget(self);
     return 0;
 }
 
@@ -455,6 +493,7 @@ loop_dealloc(LoopObject *self)
     loop_clear(self);
     Py_CLEAR(self->thread_id);
     fnet_heap_fini(&self->timers);
+    Py_CLEAR(self->kw_context);
     PyMem_Free(self->ring);
     PyMem_Free(self->fds);
     type->tp_free((PyObject *)self);
@@ -510,7 +549,7 @@ loop_set_debug(LoopObject *self, PyObject *enabled)
         if (rc < 0) {
             return NULL;
         }
-        fnet_shardset_wake_any(&self->set);
+        fnet_loop_wake(self);
     }
     Py_RETURN_NONE;
 }
@@ -518,21 +557,23 @@ loop_set_debug(LoopObject *self, PyObject *enabled)
 static PyObject *
 loop_get_thread_id(LoopObject *self, void *unused)
 {
-    return Py_NewRef(self->thread_id);
+    return fnet_shared_get((PyObject *)self, &self->thread_id);
 }
 
 static int
 loop_set_thread_id(LoopObject *self, PyObject *value, void *unused)
 {
-    Py_XSETREF(self->thread_id, Py_NewRef(value == NULL ? Py_None : value));
+    fnet_shared_set((PyObject *)self, &self->thread_id,
+                    Py_NewRef(value == NULL ? Py_None : value));
     return 0;
 }
 
 static PyObject *
 loop_get_current_handle(LoopObject *self, void *unused)
 {
-    return Py_NewRef(self->current_handle != NULL ? self->current_handle
-                                                  : Py_None);
+    PyObject *handle =
+        fnet_shared_get((PyObject *)self, &self->current_handle);
+    return handle != NULL ? handle : Py_NewRef(Py_None);
 }
 
 static int
@@ -594,6 +635,8 @@ static PyMethodDef loop_methods[] = {
     {"_make_socket_transport",
      (PyCFunction)(void (*)(void))fnet_make_socket_transport,
      METH_VARARGS | METH_KEYWORDS, NULL},
+    {"_make_datagram_endpoint", (PyCFunction)fnet_make_datagram_transport,
+     METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

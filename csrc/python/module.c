@@ -1,5 +1,6 @@
 /* module: the extension pyfastnet._core: its state, its types. */
 #include "python/module.h"
+#include "python/context.h"
 
 PyMODINIT_FUNC PyInit__core(void);
 
@@ -47,6 +48,9 @@ static const struct {
     NAME("_deliver_held", str__deliver_held),
     NAME("_start", str__start),
     NAME("_call_connection_lost", str__call_connection_lost),
+    NAME("datagram_received", str_datagram_received),
+    NAME("error_received", str_error_received),
+    NAME("sendto", str_sendto),
 #undef NAME
 };
 
@@ -85,7 +89,12 @@ import_names(module_state *state)
     }
     state->kw_loop = Py_BuildValue("(s)", "loop");
     state->one = PyLong_FromLong(1);
-    if (state->kw_loop == NULL || state->one == NULL) {
+    state->no_args = PyTuple_New(0);
+#if FNET_FREELISTS
+    state->free_max = FNET_FREELIST_MIN;
+#endif
+    if (state->kw_loop == NULL || state->one == NULL ||
+        state->no_args == NULL) {
         return -1;
     }
     PyObject *report = PyImport_ImportModule("pyfastnet._report");
@@ -145,6 +154,48 @@ add_methods(PyTypeObject *type, PyMethodDef *methods)
     return 0;
 }
 
+/* Gives a class of ours in Python copies of the loop's methods that are its
+ * own: the interpreter calls a method without the detour through its checks
+ * only where the descriptor is of the very class of the object. */
+static PyObject *
+bind_methods(PyObject *module, PyObject *class)
+{
+    module_state *state = PyModule_GetState(module);
+    PyObject *base = (PyObject *)state->loop_type;
+
+    if (!PyType_Check(class) ||
+        !PyType_IsSubtype((PyTypeObject *)class, state->loop_type)) {
+        PyErr_SetString(PyExc_TypeError, "a subclass of Loop is needed");
+        return NULL;
+    }
+    PyObject *dict = PyObject_GetAttrString(base, "__dict__");
+    PyObject *items = dict == NULL ? NULL : PyMapping_Items(dict);
+    Py_XDECREF(dict);
+    for (Py_ssize_t i = 0; items != NULL && i < PyList_GET_SIZE(items); i++) {
+        PyObject *name = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 0);
+        PyObject *ours = PyTuple_GET_ITEM(PyList_GET_ITEM(items, i), 1);
+        PyObject *found = PyObject_GetAttr(class, name);
+        if (found == NULL) {
+            Py_CLEAR(items);
+        }
+        else if (found == ours && Py_IS_TYPE(ours, &PyMethodDescr_Type)) {
+            PyObject *own =
+                PyDescr_NewMethod((PyTypeObject *)class,
+                                  ((PyMethodDescrObject *)ours)->d_method);
+            if (own == NULL || PyObject_SetAttr(class, name, own) < 0) {
+                Py_CLEAR(items);
+            }
+            Py_XDECREF(own);
+        }
+        Py_XDECREF(found);
+    }
+    if (items == NULL) {
+        return NULL;
+    }
+    Py_DECREF(items);
+    return Py_NewRef(class);
+}
+
 static PyTypeObject *
 make_transport_type(PyObject *module)
 {
@@ -179,6 +230,25 @@ make_transport_type(PyObject *module)
     return type;
 }
 
+/* As asyncio's datagram transports these are a Transport as well. */
+static PyTypeObject *
+make_datagram_type(PyObject *module)
+{
+    PyObject *asyncio = PyImport_ImportModule("asyncio");
+    PyObject *bases =
+        asyncio == NULL
+            ? NULL
+            : Py_BuildValue(
+                  "(NN)", PyObject_GetAttrString(asyncio, "DatagramTransport"),
+                  PyObject_GetAttrString(asyncio, "Transport"));
+    PyTypeObject *type =
+        bases == NULL ? NULL : make_type(module, &fnet_datagram_spec, bases);
+
+    Py_XDECREF(bases);
+    Py_XDECREF(asyncio);
+    return type;
+}
+
 static int
 make_types(PyObject *module, module_state *state)
 {
@@ -196,10 +266,12 @@ make_types(PyObject *module, module_state *state)
     state->sockview_type =
         make_type(module, &fnet_sockview_spec, state->transport_socket);
     state->transport_type = make_transport_type(module);
+    state->datagram_type = make_datagram_type(module);
     if (state->timer_type == NULL || state->loop_type == NULL ||
         state->listener_type == NULL || state->watch_type == NULL ||
         state->sockop_type == NULL || state->connset_type == NULL ||
-        state->sockview_type == NULL || state->transport_type == NULL) {
+        state->sockview_type == NULL || state->transport_type == NULL ||
+        state->datagram_type == NULL) {
         return -1;
     }
     if (add_methods(state->loop_type, fnet_schedule_methods) < 0 ||
@@ -209,9 +281,9 @@ make_types(PyObject *module, module_state *state)
         add_methods(state->loop_type, fnet_stats_methods) < 0) {
         return -1;
     }
-    PyTypeObject *public[] = {state->handle_type, state->timer_type,
-                              state->loop_type, state->transport_type,
-                              state->connset_type};
+    PyTypeObject *public[] = {state->handle_type,  state->timer_type,
+                              state->loop_type,    state->transport_type,
+                              state->connset_type, state->datagram_type};
     for (size_t i = 0; i < FNET_COUNTOF(public); i++) {
         if (PyModule_AddType(module, public[i]) < 0) {
             return -1;
@@ -225,6 +297,7 @@ module_exec(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
 
+    state->contexts_known = fnet_context_probe();
     if (import_names(state) < 0 || make_types(module, state) < 0 ||
         PyModule_AddFunctions(module, fnet_stats_functions) < 0) {
         return -1;
@@ -245,7 +318,8 @@ module_exec(PyObject *module)
     DO((state)->watch_type);                                                  \
     DO((state)->sockop_type);                                                 \
     DO((state)->connset_type);                                                \
-    DO((state)->sockview_type)
+    DO((state)->sockview_type);                                               \
+    DO((state)->datagram_type)
 
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
@@ -265,7 +339,7 @@ module_clear(PyObject *module)
 {
     module_state *state = PyModule_GetState(module);
 
-    fnet_handle_clear_freelists(state);
+    fnet_handle_trim(state, true);
     FOR_EACH_TYPE(state, Py_CLEAR);
     for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
         Py_CLEAR(*field(state, imports[i].offset));
@@ -284,22 +358,27 @@ module_free(void *module)
         Py_CLEAR(*field(state, names[i].offset));
     }
     Py_CLEAR(state->kw_loop);
-    Py_CLEAR(state->kw_context);
     Py_CLEAR(state->one);
+    Py_CLEAR(state->no_args);
 }
+
+static PyMethodDef module_methods[] = {
+    {"bind_methods", bind_methods, METH_O,
+     "Give a subclass of Loop copies of the methods that it inherits."},
+    {"usable_cpus", fnet_usable_cpus_object, METH_NOARGS,
+     "CPUs that this process may use: its affinity and its control group."},
+    {NULL, NULL, 0, NULL},
+};
 
 static PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
+#if PY_VERSION_HEX >= 0x030D0000
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
     {0, NULL},
-};
-
-static PyMethodDef module_methods[] = {
-    {"usable_cpus", fnet_usable_cpus_object, METH_NOARGS,
-     "CPUs that this process may use: its affinity and its control group."},
-    {NULL, NULL, 0, NULL},
 };
 
 struct PyModuleDef fnet_module_def = {

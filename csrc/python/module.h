@@ -9,6 +9,8 @@
 
 #include "python/compat.h"
 
+#include <stdatomic.h>
+
 #include "base/heap.h"
 #include "base/list.h"
 #include "net/addr.h"
@@ -23,7 +25,11 @@
 /* -- state ------------------------------------------------------------------
  */
 
-#define FNET_FREELIST_MAX 512
+/* Of handles that are not in use so many are kept, and as many as wait in the
+ * ready queue at a time, up to the second figure, 5 MB; those go again when
+ * the loop is idle (turn.c). */
+#define FNET_FREELIST_MIN 512
+#define FNET_FREELIST_MAX 32768
 
 typedef struct module_state {
     /* our types */
@@ -31,6 +37,7 @@ typedef struct module_state {
     PyTypeObject *timer_type;
     PyTypeObject *loop_type;
     PyTypeObject *transport_type;
+    PyTypeObject *datagram_type;
     PyTypeObject *listener_type;
     PyTypeObject *watch_type;
     PyTypeObject *sockop_type;
@@ -46,9 +53,10 @@ typedef struct module_state {
     PyObject *sslsocket_type;   /* ssl.SSLSocket or None */
     PyObject *protocol_type;    /* asyncio.Protocol */
     PyObject *one;              /* 1 */
+    PyObject *no_args;          /* () */
     PyObject *report;           /* pyfastnet._report: the cold error paths */
     /* names */
-    PyObject *kw_loop, *kw_context, *str_data_received, *str_eof_received,
+    PyObject *kw_loop, *str_data_received, *str_eof_received,
         *str_connection_made, *str_connection_lost, *str_get_buffer,
         *str_buffer_updated, *str_pause_writing, *str_resume_writing,
         *str_set_result, *str_done, *str_close, *str_fileno, *str__attach,
@@ -56,11 +64,13 @@ typedef struct module_state {
         *str_gettimeout, *str_family, *str__transports, *str_get,
         *str_is_closing, *str__io_refs, *str__decref_socketios, *str_socket,
         *str_sockname, *str_peername, *str__deliver_held, *str__start,
-        *str__call_connection_lost;
+        *str__call_connection_lost, *str_datagram_received,
+        *str_error_received, *str_sendto;
+    bool contexts_known; /* see context.c */
 #if FNET_FREELISTS
-    PyObject *free_handles[FNET_FREELIST_MAX];
-    PyObject *free_timers[FNET_FREELIST_MAX];
-    int free_handles_count, free_timers_count;
+    /* Empty handles and timers, chained by their `loop`. */
+    struct HandleObject *free_handles[2];
+    unsigned free_count[2], free_max;
     int dealloc_depth; /* handles whose arguments are being dropped */
 #endif
 } module_state;
@@ -91,7 +101,9 @@ typedef struct HandleObject {
     uint8_t nargs; /* inline ones */
     bool cancelled;
     bool is_timer;
-    bool again; /* runs more than once: a signal's */
+    bool again;    /* runs more than once: a signal's */
+    bool snapshot; /* the context is not to be entered or shown: context.c */
+    bool foreign;  /* not made by the thread that runs the loop */
 } HandleObject;
 
 typedef struct TimerObject {
@@ -170,6 +182,7 @@ enum fnet_home_mode {
     FNET_HOME_WORKER, /* a worker (benchmarks, tests) */
     FNET_HOME_FLIPS,  /* now one, now the other, at random (tests) */
 };
+#define FNET_RING_START 256
 
 struct LoopObject {
     PyObject_HEAD
@@ -179,6 +192,24 @@ struct LoopObject {
     HandleObject **ring;
     size_t ring_head, ring_count, ring_mask;
     fnet_heap timers;
+
+    /* what callbacks without a context of their own run in: context.c */
+    PyObject *snapshot, *spare_context;
+    void *snapshot_vars;
+
+    PyObject *kw_context; /* the keywords that call_soon() had last */
+
+#ifdef Py_GIL_DISABLED
+    /* Guarded by the mutex, which also guards `timers`, what handles hold,
+     * `holds`, and has_core with the poller's wake-up. */
+    PyMutex mutex;
+    HandleObject **inbox; /* for the ring, from other threads */
+    size_t inbox_capacity;
+    /* atomic: count for a look without the mutex; the thread that runs the
+     * loop, 0: none does */
+    _Atomic(size_t) inbox_count;
+    _Atomic(uintptr_t) runner;
+#endif
 
     PyObject *thread_id; /* an int, None: does not run */
     PyObject *current_handle;
@@ -211,6 +242,7 @@ struct LoopObject {
                        `owned`, transports from themselves) */
     size_t nfds;
     fnet_list transports; /* attached ones, each a reference */
+    fnet_list datagrams;  /* the same */
     fnet_list holds;      /* socket operations that keep their socket open */
     int signal_pipe[2];
     WatchObject *signal_watch;
@@ -249,6 +281,10 @@ TimerObject *fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
 /* Runs the callback in its context: 0; -1: an exception that must leave
  * run_forever() is set; others were reported. */
 int fnet_handle_run(LoopObject *loop, HandleObject *handle);
+/* The same for one that was ready; the reference is taken over. */
+int fnet_handle_run_ready(LoopObject *loop, HandleObject *handle);
+/* Gives it a context that may be entered and shown: 0, or -1. */
+int fnet_handle_own_context(HandleObject *handle);
 /* For the collector: what a handle of the loop's holds. */
 int fnet_handle_traverse(HandleObject *handle, visitproc visit, void *arg);
 /* Lets go of one that will not run (again): what it holds is dropped now, as
@@ -256,22 +292,59 @@ int fnet_handle_traverse(HandleObject *handle, visitproc visit, void *arg);
 void fnet_handle_drop(HandleObject *handle);
 /* handle.cancel() */
 int fnet_handle_cancel(HandleObject *handle);
+void fnet_handle_object_dealloc(HandleObject *handle);
+int fnet_handle_object_traverse(HandleObject *handle, visitproc visit,
+                                void *arg);
+int fnet_handle_object_clear(HandleObject *handle);
+
+/* handle_api.c */
 extern PyType_Spec fnet_handle_spec, fnet_timer_spec;
-void fnet_handle_clear_freelists(module_state *state);
+/* Frees what is not in use and above FNET_FREELIST_MIN, or all of it. */
+void fnet_handle_trim(module_state *state, bool all);
 
 /* schedule.c */
 extern PyMethodDef fnet_schedule_methods[];
 /* Takes over the reference. */
 int fnet_loop_push(LoopObject *loop, HandleObject *handle);
+/* Gives back what a burst has left of an empty ready queue. */
+void fnet_loop_shrink_ring(LoopObject *loop);
+bool fnet_loop_ring_is_large(const LoopObject *loop);
 /* call_soon() of our own; the result is dropped. */
 int fnet_loop_call_soon(LoopObject *loop, PyObject *callback,
                         PyObject *const *args, Py_ssize_t nargs,
                         PyObject *context);
 int fnet_loop_check(LoopObject *loop); /* closed or forked: -1 */
+/* True if no other thread can be at what is the loop's own: this one has the
+ * GIL, or runs the loop. */
+static inline bool
+fnet_loop_owned(LoopObject *loop)
+{
+#ifdef Py_GIL_DISABLED
+    return atomic_load_explicit(&loop->runner, memory_order_relaxed) ==
+           (uintptr_t)pthread_self();
+#else
+    return true;
+#endif
+}
+/* Wakes the loop if it sleeps.  Any thread. */
+void fnet_loop_wake(LoopObject *loop);
+/* Moves into the ready queue what other threads have scheduled: 0, or -1. */
+int fnet_loop_take_inbox(LoopObject *loop);
+/* True if there may be something in it. */
+static inline bool
+fnet_loop_has_inbox(LoopObject *loop)
+{
+#ifdef Py_GIL_DISABLED
+    return atomic_load(&loop->inbox_count) != 0;
+#else
+    return false;
+#endif
+}
 /* Whoever holds the GIL while the loop's thread is in a pass is another
  * thread, and must not touch what the pass works on; nor must a forked
  * child touch its parent's connections: RuntimeError, -1. */
 int fnet_loop_check_thread(LoopObject *loop);
+bool fnet_loop_usable_here(LoopObject *loop); /* the same as a question */
 int fnet_loop_check_debug_call(LoopObject *loop, PyObject *callback,
                                const char *method);
 
@@ -376,11 +449,25 @@ void fnet_transport_keep_names(TransportObject *transport);
 PyObject *fnet_transport_deliver_held(TransportObject *transport,
                                       PyObject *unused);
 
+/* Arguments of set_write_buffer_limits(). */
+int fnet_parse_water_marks(PyObject *args, PyObject *kwargs, size_t *high,
+                           size_t *low);
+
+/* dgram.c, dgram_io.c, dgram_addr.c; see dgram.h */
+extern PyType_Spec fnet_datagram_spec;
+PyObject *fnet_make_datagram_transport(LoopObject *loop, PyObject *args);
+int fnet_datagram_deliver(PyObject *transport, fnet_completion *item);
+/* True: of a datagram transport that is not closing. */
+bool fnet_datagram_uses_fd(PyObject *transport);
+/* The loop is closed and lets go of its datagram transports. */
+void fnet_datagrams_abandon(LoopObject *loop);
+int fnet_datagrams_traverse(LoopObject *loop, visitproc visit, void *arg);
+
 /* server.c */
 extern PyType_Spec fnet_listener_spec, fnet_connset_spec;
 extern PyMethodDef fnet_server_methods[];
 int fnet_listener_deliver(ListenerObject *listener, fnet_completion *item);
-void fnet_connset_link(ConnSetObject *set, TransportObject *transport);
+int fnet_connset_add(ConnSetObject *set, TransportObject *transport);
 void fnet_connset_unlink(TransportObject *transport);
 void fnet_listener_drop(ListenerObject *listener);
 

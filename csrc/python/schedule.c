@@ -5,6 +5,17 @@
 
 #include <math.h>
 
+static FNET_COLD int
+refuse(LoopObject *self)
+{
+    PyErr_SetString(PyExc_RuntimeError,
+                    self->closed
+                        ? "Event loop is closed"
+                        : "this event loop belongs to the parent process: "
+                          "after a fork make a new one");
+    return -1;
+}
+
 /* -- the ready queue ---------------------------------------------------- */
 
 static int
@@ -23,11 +34,39 @@ grow_ring(LoopObject *self)
     self->ring = ring;
     self->ring_head = 0;
     self->ring_mask = capacity * 2 - 1;
+#if FNET_FREELISTS
+    if (self->state->free_max <= self->ring_mask) {
+        self->state->free_max = capacity * 2 < FNET_FREELIST_MAX
+                                    ? (unsigned)(capacity * 2)
+                                    : FNET_FREELIST_MAX;
+    }
+#endif
     return 0;
 }
 
-int
-fnet_loop_push(LoopObject *self, HandleObject *handle)
+bool
+fnet_loop_ring_is_large(const LoopObject *self)
+{
+    return self->ring_mask >= 2 * FNET_FREELIST_MIN;
+}
+
+void
+fnet_loop_shrink_ring(LoopObject *self)
+{
+    if (self->ring_count == 0 && fnet_loop_ring_is_large(self)) {
+        HandleObject **ring = PyMem_New(HandleObject *, FNET_RING_START);
+        if (ring != NULL) {
+            PyMem_Free(self->ring);
+            self->ring = ring;
+            self->ring_head = 0;
+            self->ring_mask = FNET_RING_START - 1;
+        }
+        fnet_handle_trim(self->state, false);
+    }
+}
+
+static inline int
+push_ring(LoopObject *self, HandleObject *handle)
 {
     if (FNET_UNLIKELY(self->ring_count > self->ring_mask) &&
         grow_ring(self) < 0) {
@@ -37,6 +76,90 @@ fnet_loop_push(LoopObject *self, HandleObject *handle)
     self->ring[(self->ring_head + self->ring_count++) & self->ring_mask] =
         handle;
     return 0;
+}
+
+#ifdef Py_GIL_DISABLED
+/* From a thread that does not run the loop; or nobody does yet. */
+static int
+push_inbox(LoopObject *self, HandleObject *handle)
+{
+    FNET_LOCK(self);
+    if (self->closed) { /* since it was looked at */
+        FNET_UNLOCK(self);
+        Py_DECREF(handle);
+        return refuse(self);
+    }
+    size_t count =
+        atomic_load_explicit(&self->inbox_count, memory_order_relaxed);
+    if (count == self->inbox_capacity) {
+        size_t capacity = count == 0 ? 64 : count * 2;
+        HandleObject **inbox =
+            PyMem_RawRealloc(self->inbox, capacity * sizeof(HandleObject *));
+        if (inbox == NULL) {
+            FNET_UNLOCK(self);
+            Py_DECREF(handle);
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->inbox = inbox;
+        self->inbox_capacity = capacity;
+    }
+    self->inbox[count] = handle;
+    /* Pairs with the loop's look after it said that it is asleep. */
+    atomic_store(&self->inbox_count, count + 1);
+    FNET_UNLOCK(self);
+    return 0;
+}
+
+int
+fnet_loop_take_inbox(LoopObject *self)
+{
+    FNET_LOCK(self);
+    HandleObject **inbox = self->inbox;
+    size_t count = self->inbox_count;
+    self->inbox = NULL;
+    self->inbox_capacity = 0;
+    self->inbox_count = 0;
+    FNET_UNLOCK(self);
+    int rc = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (rc == 0) {
+            rc = push_ring(self, inbox[i]);
+        }
+        else {
+            Py_DECREF(inbox[i]);
+        }
+    }
+    PyMem_RawFree(inbox);
+    return rc;
+}
+#else
+int
+fnet_loop_take_inbox(LoopObject *self)
+{
+    return 0;
+}
+#endif
+
+int
+fnet_loop_push(LoopObject *self, HandleObject *handle)
+{
+#ifdef Py_GIL_DISABLED
+    if (!fnet_loop_owned(self)) {
+        return push_inbox(self, handle);
+    }
+#endif
+    return push_ring(self, handle);
+}
+
+void
+fnet_loop_wake(LoopObject *self)
+{
+    FNET_LOCK(self);
+    if (self->has_core) {
+        fnet_shardset_wake_any(&self->set);
+    }
+    FNET_UNLOCK(self);
 }
 
 int
@@ -53,21 +176,29 @@ fnet_loop_call_soon(LoopObject *self, PyObject *callback,
 
 /* -- checks ------------------------------------------------------------- */
 
-static FNET_COLD int
-refuse(LoopObject *self)
-{
-    PyErr_SetString(PyExc_RuntimeError,
-                    self->closed
-                        ? "Event loop is closed"
-                        : "this event loop belongs to the parent process: "
-                          "after a fork make a new one");
-    return -1;
-}
-
 int
 fnet_loop_check(LoopObject *self)
 {
     return FNET_UNLIKELY(self->closed || self->forked) ? refuse(self) : 0;
+}
+
+/* By a thread that is not this one. */
+static bool
+in_use_elsewhere(LoopObject *self)
+{
+#ifdef Py_GIL_DISABLED
+    uintptr_t runner =
+        atomic_load_explicit(&self->runner, memory_order_relaxed);
+    return runner != 0 && runner != (uintptr_t)pthread_self();
+#else
+    return self->passing;
+#endif
+}
+
+bool
+fnet_loop_usable_here(LoopObject *self)
+{
+    return !self->forked && !in_use_elsewhere(self);
 }
 
 int
@@ -76,7 +207,7 @@ fnet_loop_check_thread(LoopObject *self)
     if (FNET_UNLIKELY(self->forked)) {
         return refuse(self);
     }
-    if (FNET_UNLIKELY(self->passing)) {
+    if (FNET_UNLIKELY(in_use_elsewhere(self))) {
         PyErr_SetString(PyExc_RuntimeError,
                         "Non-thread-safe operation invoked on an event loop "
                         "from another thread: use call_soon_threadsafe()");
@@ -146,21 +277,21 @@ take_keyword(module_state *state, const char *method, PyObject *name,
 }
 
 static FNET_COLD int
-take_keywords(module_state *state, const char *method, PyObject *kwnames,
+take_keywords(LoopObject *loop, const char *method, PyObject *kwnames,
               PyObject *const *values, const char *lead_name, call_args *out)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(kwnames);
 
     for (Py_ssize_t i = 0; i < n; i++) {
-        if (take_keyword(state, method, PyTuple_GET_ITEM(kwnames, i),
+        if (take_keyword(loop->state, method, PyTuple_GET_ITEM(kwnames, i),
                          values[i], lead_name, out) < 0) {
             return -1;
         }
     }
-    if (n == 1 && out->context == values[0]) {
+    if (n == 1 && out->context == values[0] && fnet_loop_owned(loop)) {
         /* The tuple of _asyncio's Future and Task, which call with the same
          * one each time and have not interned the name in it. */
-        Py_XSETREF(state->kw_context, Py_NewRef(kwnames));
+        Py_XSETREF(loop->kw_context, Py_NewRef(kwnames));
     }
     return 0;
 }
@@ -181,12 +312,13 @@ parse_call(LoopObject *self, const char *method, const char *lead_name,
     }
     out->args = args + used;
     out->nargs = nargs - used;
-    if (kwnames != NULL && FNET_LIKELY(kwnames == self->state->kw_context)) {
+    if (kwnames != NULL && FNET_LIKELY(kwnames == self->kw_context) &&
+        fnet_loop_owned(self)) {
         out->context = args[nargs];
     }
     else if (kwnames != NULL &&
-             take_keywords(self->state, method, kwnames, args + nargs,
-                           lead_name, out) < 0) {
+             take_keywords(self, method, kwnames, args + nargs, lead_name,
+                           out) < 0) {
         return -1;
     }
     if (out->callback == NULL || (lead_name != NULL && out->lead == NULL)) {
@@ -239,7 +371,7 @@ loop_call_soon_threadsafe(LoopObject *self, PyObject *const *args,
     PyObject *handle =
         call_soon(self, "_call_soon_threadsafe", args, nargs, kwnames);
     if (handle != NULL) {
-        fnet_shardset_wake_any(&self->set);
+        fnet_loop_wake(self);
     }
     return handle;
 }
@@ -294,11 +426,16 @@ schedule(LoopObject *self, bool relative, PyObject *const *args,
     if (timer == NULL) {
         return NULL;
     }
-    if (fnet_heap_push(&self->timers, &timer->node, deadline_of(when)) < 0) {
+    Py_INCREF(timer); /* the heap's */
+    FNET_LOCK(self);
+    int rc = fnet_heap_push(&self->timers, &timer->node, deadline_of(when));
+    FNET_UNLOCK(self);
+    if (rc < 0) {
+        Py_DECREF(timer);
         Py_DECREF(timer);
         return PyErr_NoMemory();
     }
-    return Py_NewRef((PyObject *)timer);
+    return (PyObject *)timer;
 }
 
 static PyObject *
@@ -346,8 +483,8 @@ static PyObject *
 loop_add_callback_signalsafe(LoopObject *self, PyObject *handle)
 {
     PyObject *result = loop_add_callback(self, handle);
-    if (result != NULL && self->has_core) {
-        fnet_shardset_wake_any(&self->set);
+    if (result != NULL) {
+        fnet_loop_wake(self);
     }
     return result;
 }

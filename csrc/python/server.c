@@ -7,12 +7,23 @@
 
 /* -- ConnectionSet ------------------------------------------------------ */
 
-void
-fnet_connset_link(ConnSetObject *set, TransportObject *transport)
+/* Without a GIL a transport may go on another thread while it is looked at
+ * here: there real weak references are kept. */
+int
+fnet_connset_add(ConnSetObject *set, TransportObject *transport)
 {
-    transport->conns = (ConnSetObject *)Py_NewRef((PyObject *)set);
-    fnet_list_push(&set->transports, &transport->conn_link);
-    set->count++;
+    if (!FNET_HAS_GIL) {
+        PyObject *result =
+            PyObject_CallMethod(set->others, "add", "O", transport);
+        Py_XDECREF(result);
+        return result == NULL ? -1 : 0;
+    }
+    if (transport->conns == NULL) {
+        transport->conns = (ConnSetObject *)Py_NewRef((PyObject *)set);
+        fnet_list_push(&set->transports, &transport->conn_link);
+        set->count++;
+    }
+    return 0;
 }
 
 void
@@ -83,7 +94,8 @@ connset_dealloc(ConnSetObject *self)
 static bool
 is_transport(PyObject *set, PyObject *object)
 {
-    module_state *state = fnet_state_of_type(Py_TYPE(set));
+    module_state *state =
+        FNET_HAS_GIL ? fnet_state_of_type(Py_TYPE(set)) : NULL;
     return state != NULL && Py_IS_TYPE(object, state->transport_type);
 }
 
@@ -93,9 +105,8 @@ connset_add(ConnSetObject *self, PyObject *object)
     if (!is_transport((PyObject *)self, object)) {
         return PyObject_CallMethod(self->others, "add", "O", object);
     }
-    TransportObject *transport = (TransportObject *)object;
-    if (transport->conns == NULL) {
-        fnet_connset_link(self, transport);
+    if (fnet_connset_add(self, (TransportObject *)object) < 0) {
+        return NULL;
     }
     Py_RETURN_NONE;
 }

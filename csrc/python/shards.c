@@ -18,7 +18,9 @@ fnet_usable_cpus_object(PyObject *module, PyObject *unused)
 fnet_shard *
 fnet_loop_pick_shard(LoopObject *self)
 {
+    FNET_LOCK(self); /* stats() counts them */
     fnet_shard *shard = fnet_shardset_pick(&self->set);
+    FNET_UNLOCK(self);
 
     if (FNET_UNLIKELY(self->set.failed < 0) && !self->warned) {
         self->warned = true;

@@ -110,23 +110,22 @@ hold_socket(SockOpObject *self)
     Py_XDECREF(refs);
     Py_XDECREF(more);
     if (rc == 0) {
+        FNET_LOCK(self->loop);
         fnet_list_push(&self->loop->holds, &self->hold);
+        FNET_UNLOCK(self->loop);
     }
     return rc;
 }
 
 static void
-let_go(SockOpObject *self)
+release_socket(LoopObject *loop, PyObject *sock)
 {
-    if (fnet_list_empty(&self->hold)) {
-        return;
-    }
-    fnet_list_remove(&self->hold);
     PyObject *exc = fnet_err_take();
-    PyObject *result = PyObject_CallMethodNoArgs(
-        self->sock, self->loop->state->str__decref_socketios);
+    PyObject *result =
+        PyObject_CallMethodNoArgs(sock, loop->state->str__decref_socketios);
+
     if (result == NULL) {
-        PyErr_WriteUnraisable(self->sock);
+        PyErr_WriteUnraisable(sock);
     }
     Py_XDECREF(result);
     if (exc != NULL) {
@@ -134,11 +133,39 @@ let_go(SockOpObject *self)
     }
 }
 
+static void
+let_go(SockOpObject *self)
+{
+    FNET_LOCK(self->loop);
+    bool held = !fnet_list_empty(&self->hold);
+    if (held) {
+        fnet_list_remove(&self->hold);
+    }
+    FNET_UNLOCK(self->loop);
+    if (held) {
+        release_socket(self->loop, self->sock);
+    }
+}
+
 void
 fnet_sock_let_all_go(LoopObject *loop)
 {
-    while (!fnet_list_empty(&loop->holds)) {
-        let_go(fnet_container_of(loop->holds.next, SockOpObject, hold));
+    for (;;) {
+        PyObject *sock = NULL;
+        FNET_LOCK(loop);
+        if (!fnet_list_empty(&loop->holds)) {
+            fnet_list *node = loop->holds.next;
+            /* It has the socket until it is taken from the list. */
+            sock =
+                Py_NewRef(fnet_container_of(node, SockOpObject, hold)->sock);
+            fnet_list_remove(node);
+        }
+        FNET_UNLOCK(loop);
+        if (sock == NULL) {
+            return;
+        }
+        release_socket(loop, sock);
+        Py_DECREF(sock);
     }
 }
 
@@ -446,10 +473,14 @@ static PySendResult
 op_send(SockOpObject *self, PyObject *arg, PyObject **result)
 {
     *result = NULL;
-    if (check_alive(self) < 0) {
+    int rc;
+    FNET_BEGIN_SHARED(self)
+    rc = check_alive(self);
+    self->running = self->running || rc == 0;
+    FNET_END_SHARED()
+    if (rc < 0) {
         return PYGEN_ERROR;
     }
-    self->running = true;
     PySendResult sent = step(self, arg, result);
     self->running = false;
     return sent;

@@ -69,15 +69,17 @@ learn(TransportObject *self, name_call call, const char *method,
         sock = view == NULL ? NULL : fnet_sockview_real(view);
         Py_XDECREF(view);
     }
-    *object = sock == NULL ? NULL : PyObject_CallMethod(sock, method, NULL);
+    PyObject *name =
+        sock == NULL ? NULL : PyObject_CallMethod(sock, method, NULL);
     Py_XDECREF(sock);
-    if (*object == NULL) {
+    if (name == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_OSError)) {
             return -1;
         }
         PyErr_Clear();
-        *object = Py_NewRef(Py_None);
+        name = Py_NewRef(Py_None);
     }
+    Py_XSETREF(*object, name);
     return 0;
 }
 
@@ -123,12 +125,18 @@ name_object(TransportObject *self, fnet_addr *addr, PyObject **object)
 static PyObject *
 socket_object(TransportObject *self)
 {
-    if (self->view == NULL && self->sock != NULL) {
-        self->view = PyObject_CallOneArg(self->loop->state->transport_socket,
-                                         self->sock);
-    }
-    else if (self->view == NULL) {
-        self->view = fnet_sockview_new(self);
+    if (self->view == NULL) {
+        PyObject *view =
+            self->sock != NULL
+                ? PyObject_CallOneArg(self->loop->state->transport_socket,
+                                      self->sock)
+                : fnet_sockview_new(self);
+        if (self->view == NULL) {
+            self->view = view;
+        }
+        else {
+            Py_XDECREF(view); /* another thread was faster */
+        }
     }
     return Py_XNewRef(self->view);
 }
@@ -148,9 +156,8 @@ fnet_transport_extra(TransportObject *self, PyObject *name,
     PyObject *value = NULL;
 
     if (self->extra != NULL && PyDict_Check(self->extra)) {
-        value = PyDict_GetItemWithError(self->extra, name);
-        if (value != NULL || PyErr_Occurred()) {
-            return Py_XNewRef(value);
+        if (fnet_dict_get(self->extra, name, &value) != 0) {
+            return value;
         }
     }
     if (is_name(name, state->str_socket)) {
@@ -210,8 +217,8 @@ sockview_dealloc(SockViewObject *self)
     Py_DECREF(type);
 }
 
-PyObject *
-fnet_sockview_real(PyObject *object)
+static PyObject *
+make_real(PyObject *object)
 {
     SockViewObject *self = (SockViewObject *)object;
     module_state *state = fnet_state_of_type(Py_TYPE(object));
@@ -244,8 +251,27 @@ fnet_sockview_real(PyObject *object)
         /* It can be duplicated now, and outlive its number. */
         self->transport->exposed = true;
     }
+    if (FNET_UNLIKELY(self->real != NULL)) {
+        /* Another thread was faster. */
+        if (fd >= 0) {
+            Py_XDECREF(PyObject_CallMethod(real, "detach", NULL));
+        }
+        Py_SETREF(real, Py_NewRef(self->real));
+        return real;
+    }
     self->real = real;
     return Py_NewRef(real);
+}
+
+PyObject *
+fnet_sockview_real(PyObject *object)
+{
+    PyObject *real;
+
+    FNET_BEGIN_SHARED(object)
+    real = make_real(object);
+    FNET_END_SHARED()
+    return real;
 }
 
 bool
@@ -254,7 +280,9 @@ fnet_sockview_detach(PyObject *object)
     SockViewObject *self = (SockViewObject *)object;
     bool ours = true;
 
+    FNET_BEGIN_SHARED(self)
     self->transport = NULL;
+    FNET_END_SHARED()
     if (self->real != NULL) {
         PyObject *result = PyObject_CallMethod(self->real, "detach", NULL);
         if (result == NULL) {
@@ -277,25 +305,39 @@ sockview_get_sock(PyObject *self, void *unused)
 static PyObject *
 sockview_fileno(SockViewObject *self, PyObject *unused)
 {
-    return PyLong_FromLong(self->transport != NULL ? self->transport->fd : -1);
+    int fd;
+
+    FNET_BEGIN_SHARED(self)
+    fd = self->transport != NULL ? self->transport->fd : -1;
+    FNET_END_SHARED()
+    return PyLong_FromLong(fd);
 }
 
 static PyObject *
 sockview_setsockopt(SockViewObject *self, PyObject *const *args,
                     Py_ssize_t nargs)
 {
-    if (nargs == 3 && self->transport != NULL && PyLong_CheckExact(args[2])) {
+    if (nargs == 3 && PyLong_CheckExact(args[2])) {
         int level = (int)PyLong_AsLong(args[0]);
         int option = (int)PyLong_AsLong(args[1]);
         int value = (int)PyLong_AsLong(args[2]);
         if (PyErr_Occurred()) {
             return NULL;
         }
-        int rc = fnet_sys_set_int(self->transport->fd, level, option, value);
+        bool attached;
+        int rc = 0;
+        FNET_BEGIN_SHARED(self)
+        attached = self->transport != NULL;
+        if (attached) {
+            rc = fnet_sys_set_int(self->transport->fd, level, option, value);
+        }
+        FNET_END_SHARED()
         if (rc < 0) {
             return fnet_raise(rc);
         }
-        Py_RETURN_NONE;
+        if (attached) {
+            Py_RETURN_NONE;
+        }
     }
     PyObject *real = fnet_sockview_real((PyObject *)self);
     PyObject *method =

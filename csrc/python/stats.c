@@ -12,13 +12,43 @@ put(PyObject *dict, const char *name, uint64_t value)
     return rc;
 }
 
-static int
-put_shard(PyObject *dict, fnet_shard *shard)
+/* What stats() tells, taken while the core is there. */
+typedef struct snapshot {
+    fnet_shard_stats shards[FNET_SHARDS_MAX];
+    uint32_t attached[FNET_SHARDS_MAX];
+    unsigned count;
+    fnet_cache_stats cache;
+    uint64_t timers, ready;
+} snapshot;
+
+static bool
+take(LoopObject *loop, snapshot *out)
 {
-    fnet_lock_acquire(&shard->output);
-    const fnet_shard_stats copy = shard->stats, *stats = &copy;
-    uint32_t attached = shard->poller.attached;
-    fnet_lock_release(&shard->output);
+    FNET_LOCK(loop);
+    bool there = loop->has_core;
+    out->count = there ? loop->set.count : 0;
+    for (unsigned i = 0; i < out->count; i++) {
+        fnet_shard *shard = loop->set.members[i].shard;
+        fnet_lock_acquire(&shard->output);
+        out->shards[i] = shard->stats;
+        out->attached[i] = shard->poller.attached;
+        fnet_lock_release(&shard->output);
+    }
+    if (there) {
+        fnet_depot_stats_any(loop->depot, &out->cache);
+        out->timers = loop->timers.count;
+        out->ready = loop->ring_count;
+#ifdef Py_GIL_DISABLED
+        out->ready += loop->inbox_count;
+#endif
+    }
+    FNET_UNLOCK(loop);
+    return there;
+}
+
+static int
+put_shard(PyObject *dict, const fnet_shard_stats *stats, uint32_t attached)
+{
     const struct {
         const char *name;
         uint64_t value;
@@ -62,33 +92,31 @@ put_rows(PyObject *dict, const row *rows, size_t count)
 }
 
 static int
-put_cache(PyObject *dict, fnet_depot *depot)
+put_cache(PyObject *dict, const fnet_cache_stats *stats)
 {
-    fnet_cache_stats stats;
-
-    fnet_depot_stats_any(depot, &stats);
     const row rows[] = {
-        {"caches", stats.caches},
-        {"held_blocks", stats.held_blocks},
-        {"held_bytes", stats.held_bytes},
-        {"limit_bytes", stats.limit_bytes},
-        {"high_water_bytes", stats.high_water_bytes},
-        {"hits", stats.hits},
-        {"misses", stats.misses},
-        {"transfers", stats.transfers},
-        {"freed", stats.freed},
+        {"caches", stats->caches},
+        {"held_blocks", stats->held_blocks},
+        {"held_bytes", stats->held_bytes},
+        {"limit_bytes", stats->limit_bytes},
+        {"high_water_bytes", stats->high_water_bytes},
+        {"hits", stats->hits},
+        {"misses", stats->misses},
+        {"transfers", stats->transfers},
+        {"freed", stats->freed},
     };
     return put_rows(dict, rows, FNET_COUNTOF(rows));
 }
 
 static PyObject *
-shard_list(LoopObject *loop)
+shard_list(const snapshot *from)
 {
     PyObject *list = PyList_New(0);
 
-    for (unsigned i = 0; list != NULL && i < loop->set.count; i++) {
+    for (unsigned i = 0; list != NULL && i < from->count; i++) {
         PyObject *dict = PyDict_New();
-        if (dict == NULL || put_shard(dict, loop->set.members[i].shard) < 0 ||
+        if (dict == NULL ||
+            put_shard(dict, &from->shards[i], from->attached[i]) < 0 ||
             PyList_Append(list, dict) < 0) {
             Py_CLEAR(list);
         }
@@ -100,19 +128,25 @@ shard_list(LoopObject *loop)
 PyObject *
 fnet_loop_stats(LoopObject *self, PyObject *unused)
 {
+    snapshot from;
+
     if (fnet_loop_check(self) < 0) {
+        return NULL;
+    }
+    if (!take(self, &from)) {
+        PyErr_SetString(PyExc_RuntimeError, "Event loop is closed");
         return NULL;
     }
     PyObject *result = PyDict_New();
     PyObject *cache = PyDict_New();
-    PyObject *shards = shard_list(self);
+    PyObject *shards = shard_list(&from);
 
     if (result == NULL || cache == NULL || shards == NULL ||
-        put_cache(cache, self->depot) < 0 ||
+        put_cache(cache, &from.cache) < 0 ||
         PyDict_SetItemString(result, "shards", shards) < 0 ||
         PyDict_SetItemString(result, "cache", cache) < 0 ||
-        put(result, "timers", self->timers.count) < 0 ||
-        put(result, "ready", self->ring_count) < 0) {
+        put(result, "timers", from.timers) < 0 ||
+        put(result, "ready", from.ready) < 0) {
         Py_CLEAR(result);
     }
     Py_XDECREF(cache);

@@ -37,10 +37,12 @@ join_server(TransportObject *self, PyObject *server)
     }
     PyObject *clients = PyObject_GetAttr(server, state->str__clients);
     if (clients != NULL && Py_IS_TYPE(clients, state->connset_type)) {
-        fnet_connset_link((ConnSetObject *)clients, self);
+        int rc = fnet_connset_add((ConnSetObject *)clients, self);
         Py_DECREF(clients);
-        self->server = Py_NewRef(server);
-        return 0;
+        if (rc == 0) {
+            self->server = Py_NewRef(server);
+        }
+        return rc;
     }
     Py_XDECREF(clients);
     PyErr_Clear();
@@ -66,7 +68,9 @@ leave_server(TransportObject *self)
     PyObject *server = self->server;
     PyObject *result = NULL;
 
+    FNET_BEGIN_SHARED(self)
     self->server = NULL;
+    FNET_END_SHARED()
     if (server == NULL) {
         return 0;
     }
@@ -173,8 +177,10 @@ detach_stream(TransportObject *self, bool closing)
 {
     LoopObject *loop = self->loop;
 
+    FNET_BEGIN_SHARED(self)
     fnet_transport_keep_names(self);
     self->attached = false;
+    FNET_END_SHARED()
     fnet_list_remove(&self->link);
     fnet_stream_detach(&self->stream, closing && !self->exposed);
     if ((size_t)self->fd < loop->nfds &&
@@ -194,7 +200,7 @@ close_descriptor(TransportObject *self)
             PyErr_WriteUnraisable(self->sock);
         }
         Py_XDECREF(result);
-        Py_CLEAR(self->sock);
+        fnet_shared_set((PyObject *)self, &self->sock, NULL);
     }
     else if (self->view == NULL || fnet_sockview_detach(self->view)) {
         fnet_sys_close(self->fd);
@@ -432,7 +438,7 @@ fnet_transport_lost(TransportObject *self, PyObject *exc)
     }
     bool attached = self->attached;
     close_fd(self);
-    Py_CLEAR(self->protocol);
+    fnet_shared_set((PyObject *)self, &self->protocol, NULL);
     fail_waiter(self, &self->empty_waiter);
     fail_waiter(self, &self->room_waiter);
     PyObject *raised = result == NULL ? fnet_err_take() : NULL;

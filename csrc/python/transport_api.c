@@ -120,7 +120,8 @@ transport_can_write_eof(TransportObject *self, PyObject *unused)
 static PyObject *
 transport_get_protocol(TransportObject *self, PyObject *unused)
 {
-    return Py_NewRef(self->protocol != NULL ? self->protocol : Py_None);
+    PyObject *protocol = fnet_shared_get((PyObject *)self, &self->protocol);
+    return protocol != NULL ? protocol : Py_NewRef(Py_None);
 }
 
 /* A BufferedProtocol; or, as for uvloop, one that has its methods and is no
@@ -151,7 +152,7 @@ fnet_transport_set_protocol(TransportObject *self, PyObject *protocol)
         return -1;
     }
     self->buffered = buffered != 0;
-    Py_XSETREF(self->protocol, Py_NewRef(protocol));
+    fnet_shared_set((PyObject *)self, &self->protocol, Py_NewRef(protocol));
     if (self->attached) {
         fnet_stream_set_direct(&self->stream, self->buffered);
     }
@@ -204,9 +205,9 @@ optional_size(PyObject *object, bool *given, Py_ssize_t *out)
     return 0;
 }
 
-static PyObject *
-transport_set_write_buffer_limits(TransportObject *self, PyObject *args,
-                                  PyObject *kwargs)
+int
+fnet_parse_water_marks(PyObject *args, PyObject *kwargs, size_t *high_mark,
+                       size_t *low_mark)
 {
     static char *names[] = {"high", "low", NULL};
     PyObject *high_object = Py_None, *low_object = Py_None;
@@ -216,10 +217,9 @@ transport_set_write_buffer_limits(TransportObject *self, PyObject *args,
     if (!PyArg_ParseTupleAndKeywords(args, kwargs,
                                      "|OO:set_write_buffer_limits", names,
                                      &high_object, &low_object) ||
-        check_thread(self) < 0 ||
         optional_size(low_object, &has_low, &low) < 0 ||
         optional_size(high_object, &has_high, &high) < 0) {
-        return NULL;
+        return -1;
     }
     if (!has_high && has_low) {
         high = low > PY_SSIZE_T_MAX / 4 ? PY_SSIZE_T_MAX : 4 * low;
@@ -231,10 +231,21 @@ transport_set_write_buffer_limits(TransportObject *self, PyObject *args,
         PyErr_Format(PyExc_ValueError,
                      "high (%zd) must be >= low (%zd) must be >= 0", high,
                      low);
+        return -1;
+    }
+    *high_mark = (size_t)high;
+    *low_mark = (size_t)low;
+    return 0;
+}
+
+static PyObject *
+transport_set_write_buffer_limits(TransportObject *self, PyObject *args,
+                                  PyObject *kwargs)
+{
+    if (check_thread(self) < 0 ||
+        fnet_parse_water_marks(args, kwargs, &self->high, &self->low) < 0) {
         return NULL;
     }
-    self->high = (size_t)high;
-    self->low = (size_t)low;
     if (self->attached) {
         size_t left = fnet_stream_flush(&self->stream);
         if (fnet_transport_maybe_pause(self, left) < 0) {
@@ -258,7 +269,11 @@ transport_get_extra_info(TransportObject *self, PyObject *args,
                                      &name, &otherwise)) {
         return NULL;
     }
-    return fnet_transport_extra(self, name, otherwise);
+    PyObject *value;
+    FNET_BEGIN_SHARED(self)
+    value = fnet_transport_extra(self, name, otherwise);
+    FNET_END_SHARED()
+    return value;
 }
 
 /* -- sendfile's way in -------------------------------------------------- */
@@ -391,7 +406,7 @@ transport_repr(TransportObject *self)
 static PyObject *
 transport_get_field(TransportObject *self, void *which)
 {
-    PyObject *object = NULL;
+    PyObject **field = NULL;
 
     switch (*(const char *)which) {
     case 'p':
@@ -399,23 +414,23 @@ transport_get_field(TransportObject *self, void *which)
     case 'c':
         return PyBool_FromLong(self->closing);
     case 'l':
-        object = (PyObject *)self->loop;
-        break;
+        return Py_NewRef((PyObject *)self->loop);
     case 's':
-        object = self->sock;
+        field = &self->sock;
         break;
     case 'S':
-        object = self->server;
+        field = &self->server;
         break;
     case 'P':
-        object = self->protocol;
+        field = &self->protocol;
         break;
     case 'f':
         return PyLong_FromLong(self->attached ? self->fd : -1);
     default:
         return PyLong_FromUnsignedLong(self->conn_lost);
     }
-    return Py_NewRef(object != NULL ? object : Py_None);
+    PyObject *object = fnet_shared_get((PyObject *)self, field);
+    return object != NULL ? object : Py_NewRef(Py_None);
 }
 
 static PyGetSetDef transport_getset[] = {

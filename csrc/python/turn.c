@@ -8,9 +8,10 @@
  * which is asyncio's order.  What any of these adds waits for the next turn.
  * An exception that must leave run_forever() leaves the rest of the turn for
  * the next run. */
-#include "python/module.h"
+#include "python/context.h"
 
 #include "base/clock.h"
+#include "net/dgram.h"
 
 #include <errno.h>
 
@@ -148,11 +149,11 @@ next_deadline(LoopObject *self)
         fnet_shardset_has_mail(&self->set)) {
         return FNET_NO_WAIT;
     }
+    FNET_LOCK(self);
     fnet_heap_node *first = fnet_heap_min(&self->timers);
-    if (first == NULL) {
-        return FNET_FOREVER;
-    }
-    return first->key <= 0 ? FNET_NO_WAIT : first->key;
+    int64_t key = first == NULL ? FNET_FOREVER : first->key;
+    FNET_UNLOCK(self);
+    return key <= 0 ? FNET_NO_WAIT : key;
 }
 
 /* What is buffered between a read and a send is freed by the send: both
@@ -174,7 +175,8 @@ bytes_moved(LoopObject *self)
 static bool
 trim_pending(LoopObject *self)
 {
-    return bytes_moved(self) - self->trim_mark >= TRIM_BYTES;
+    return bytes_moved(self) - self->trim_mark >= TRIM_BYTES ||
+           fnet_loop_ring_is_large(self);
 }
 
 /* The loop is idle, or nearly, after a lot of traffic; the batch is empty. */
@@ -202,6 +204,7 @@ give_memory_back(LoopObject *self)
     }
     fnet_depot_trim_any(self->depot);
     fnet_prompter_trim(self->prompter);
+    fnet_loop_shrink_ring(self);
 }
 
 /* Once a second, before a pass. */
@@ -259,8 +262,8 @@ pass_without_gil(LoopObject *self, int64_t deadline)
      * on, does so after this, and wakes the pass. */
     if (deadline != FNET_NO_WAIT) {
         fnet_shard_prepare_sleep(&self->home);
-        if (fnet_shardset_has_mail(&self->set)) {
-            deadline = FNET_NO_WAIT;
+        if (fnet_shardset_has_mail(&self->set) || fnet_loop_has_inbox(self)) {
+            deadline = FNET_NO_WAIT; /* its wake-up may have been before */
         }
     }
     self->passing = true;
@@ -284,6 +287,9 @@ wait_for_mail(LoopObject *self, int64_t deadline)
     fnet_loop_drop_all_spent(self);
     if (deadline != FNET_NO_WAIT) {
         fnet_shardset_prepare_sleep(&self->set);
+        if (fnet_loop_has_inbox(self)) {
+            deadline = FNET_NO_WAIT;
+        }
         self->passing = true;
         PyThreadState *tstate = PyEval_SaveThread();
         rc = fnet_shardset_wait(&self->set, deadline);
@@ -318,7 +324,7 @@ run_pass(LoopObject *self)
         rc = wait_for_mail(self, deadline);
         done = true;
     }
-    else if (FNET_UNLIKELY(self->keep_gil_until > self->now) ||
+    else if (FNET_UNLIKELY(FNET_HAS_GIL && self->keep_gil_until > self->now) ||
              (deadline == FNET_NO_WAIT &&
               self->now - self->gil_released < GIL_INTERVAL)) {
         rc = pass_with_gil(self, deadline);
@@ -345,17 +351,24 @@ run_pass(LoopObject *self)
 static int
 collect_due_timers(LoopObject *self)
 {
-    fnet_heap_node *node;
-
-    while ((node = fnet_heap_min(&self->timers)) != NULL &&
-           node->key <= self->now) {
-        fnet_heap_remove(&self->timers, node);
+    for (;;) {
+        FNET_LOCK(self);
+        fnet_heap_node *node = fnet_heap_min(&self->timers);
+        if (node != NULL && node->key <= self->now) {
+            fnet_heap_remove(&self->timers, node);
+        }
+        else {
+            node = NULL;
+        }
+        FNET_UNLOCK(self);
+        if (node == NULL) {
+            return 0;
+        }
         TimerObject *timer = fnet_container_of(node, TimerObject, node);
         if (fnet_loop_push(self, &timer->handle) < 0) {
             return -1;
         }
     }
-    return 0;
 }
 
 /* -- the turn ----------------------------------------------------------- */
@@ -367,8 +380,8 @@ run_handles(LoopObject *self, size_t n)
         HandleObject *handle = self->ring[self->ring_head];
         self->ring_head = (self->ring_head + 1) & self->ring_mask;
         self->ring_count--;
-        int rc = fnet_handle_run(self, handle);
-        fnet_handle_drop(handle);
+        int rc = fnet_handle_run_ready(self, handle);
+        fnet_context_settle(self);
         if (FNET_UNLIKELY(rc < 0)) {
             return -1;
         }
@@ -416,6 +429,9 @@ deliver_one(LoopObject *self, const fnet_batch *batch, fnet_completion *item)
     case FNET_KIND_WATCH:
         rc = fnet_watch_deliver((WatchObject *)owner, item);
         break;
+    case FNET_KIND_DGRAM:
+        rc = fnet_datagram_deliver(owner, item);
+        break;
     default:
         fnet_panic("turn: a source of kind %d", source->ops->kind);
     }
@@ -431,8 +447,9 @@ deliver_in_debug(LoopObject *self, const fnet_batch *batch,
     fnet_source *source = fnet_poller_lookup(&batch->shard->poller, item->tag);
     PyObject *owner = source == NULL ? NULL : source->owner;
 
-    if (source != NULL && source->ops->kind == FNET_KIND_WATCH) {
-        /* Its handles tell themselves. */
+    if (source != NULL && (source->ops->kind == FNET_KIND_WATCH ||
+                           source->ops->kind == FNET_KIND_DGRAM)) {
+        /* These tell themselves. */
         return deliver_one(self, batch, item);
     }
     int64_t begin = fnet_clock_ns();
@@ -457,6 +474,7 @@ deliver(LoopObject *self, fnet_batch *batch)
         int rc = FNET_UNLIKELY(self->debug)
                      ? deliver_in_debug(self, batch, item)
                      : deliver_one(self, batch, item);
+        fnet_context_settle(self);
         if (FNET_UNLIKELY(rc < 0)) {
             return -1;
         }
@@ -514,9 +532,15 @@ turn(LoopObject *self)
     if (FNET_UNLIKELY(self->home_mode != FNET_HOME_LOOP) && !resumed) {
         fnet_loop_see_to_home(self);
     }
+    if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
+        return -1;
+    }
     if (FNET_LIKELY(!resumed) && !may_skip_pass(self)) {
         run_pass(self);
         if (FNET_UNLIKELY(PyErr_CheckSignals() < 0)) {
+            return -1;
+        }
+        if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
             return -1;
         }
     }
@@ -546,20 +570,54 @@ turn(LoopObject *self)
     return run_handles(self, due);
 }
 
+/* The loop is this thread's from here on; false: it is another's. */
+static bool
+enter(LoopObject *self)
+{
+    bool entered = false;
+
+    FNET_LOCK(self);
+    if (!self->in_turn && !self->closed && !self->core_closing) {
+        self->in_turn = entered = true;
+#ifdef Py_GIL_DISABLED
+        atomic_store(&self->runner, (uintptr_t)pthread_self());
+#endif
+    }
+    FNET_UNLOCK(self);
+    return entered;
+}
+
+static void
+leave(LoopObject *self)
+{
+    fnet_context_settle(self);
+    if (!FNET_HAS_GIL) {
+        fnet_context_forget(self); /* owned by whoever runs the loop */
+    }
+    FNET_LOCK(self);
+    self->in_turn = false;
+#ifdef Py_GIL_DISABLED
+    atomic_store(&self->runner, 0);
+#endif
+    FNET_UNLOCK(self);
+}
+
 static PyObject *
 run(LoopObject *self, bool once)
 {
     if (fnet_loop_check(self) < 0) {
         return NULL;
     }
-    if (self->in_turn) {
+    if (!enter(self)) {
+        if (fnet_loop_check(self) < 0) {
+            return NULL; /* closed since */
+        }
         PyErr_SetString(PyExc_RuntimeError,
                         "This event loop is already running");
         return NULL;
     }
     int rc;
 
-    self->in_turn = true;
     self->last_pass = 0; /* the first turn looks for events */
     fnet_loop_begin_adapting(self);
     do {
@@ -572,7 +630,7 @@ run(LoopObject *self, bool once)
         fnet_shardset_flush(&self->set);
         fnet_loop_drop_all_spent(self);
     }
-    self->in_turn = false;
+    leave(self);
     if (exc != NULL) {
         fnet_err_restore(exc);
         return NULL;

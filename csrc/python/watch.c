@@ -54,7 +54,7 @@ fnet_fileno(module_state *state, PyObject *fdobj)
     return (int)fd;
 }
 
-/* asyncio's own transports (datagrams, pipes) stand in loop._transports. */
+/* asyncio's own transports (pipes, rare sockets) stand in loop._transports. */
 static int
 check_foreign_transports(LoopObject *loop, int fd, PyObject *fdobj)
 {
@@ -104,6 +104,13 @@ fnet_ensure_no_transport(LoopObject *loop, int fd, PyObject *fdobj)
                          object);
             return -1;
         }
+    }
+    if (object != NULL && Py_IS_TYPE(object, loop->state->datagram_type) &&
+        fnet_datagram_uses_fd(object)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "File descriptor %R is used by transport %R", fdobj,
+                     object);
+        return -1;
     }
     return check_foreign_transports(loop, fd, fdobj);
 }
@@ -682,6 +689,9 @@ fnet_watch_wait(LoopObject *loop, PyObject *sock, int fd, int direction)
 void
 fnet_watch_unwait(LoopObject *loop, int fd, int direction, PyObject *future)
 {
+    if (!fnet_loop_usable_here(loop)) {
+        return; /* nobody minds a future that is done by then */
+    }
     WatchObject *watch = find_watch(loop, fd);
     PyObject *exc = fnet_err_take();
 
