@@ -83,7 +83,8 @@ def run(new_loop, body):
         HEAD + body + "\n    print('done')",
         options=("-W", "ignore::ResourceWarning"),
     )
-    assert out.endswith("done\n")
+    # On a busy machine debug mode's "took 0.1 seconds" may follow.
+    assert "done\n" in out
 
 
 def test_a_new_loop_in_the_child(new_loop):

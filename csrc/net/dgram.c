@@ -92,7 +92,7 @@ dgram_flush(fnet_shard *shard, fnet_source *source)
 
     flush_locked(dgram);
     if (has_report(dgram)) {
-        if (shard->phase == FNET_PHASE_PASS) {
+        if (shard->phase != FNET_PHASE_TURN) {
             fnet_shard_make_ready(shard, source);
         }
         else {
@@ -258,7 +258,9 @@ receive(fnet_dgram *dgram, fnet_batch *batch)
         return false;
     }
     dgram->shard->stats.reads++;
+    bool left = fnet_shard_leave(dgram->shard);
     int got = fnet_sys_recvmmsg(dgram->source.fd, headers, room);
+    fnet_shard_enter(dgram->shard, left);
     fnet_tray_commit(tray, wide, got > 0 ? (unsigned)got : 0);
     if (got > 0) {
         post_datagrams(dgram, batch, headers, got);
@@ -327,8 +329,11 @@ fnet_dgram_attach(fnet_dgram *dgram, fnet_shard *shard, int fd, void *owner,
     fnet_outbox_init(&dgram->out, (flags & FNET_DGRAM_UDP) != 0 ? fd : -1,
                      overhead);
     dgram->sent_turn = UINT64_MAX;
-    return fnet_poller_attach(&shard->poller, &dgram->source, fd,
-                              wanted_events(dgram));
+    fnet_shard_lock(shard);
+    int rc = fnet_poller_attach(&shard->poller, &dgram->source, fd,
+                                wanted_events(dgram));
+    fnet_shard_unlock(shard);
+    return rc;
 }
 
 void
@@ -336,10 +341,10 @@ fnet_dgram_detach(fnet_dgram *dgram, bool closing)
 {
     fnet_shard *shard = dgram->shard;
 
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
+    fnet_shard_detach_locked(shard, &dgram->source, closing);
     fnet_outbox_fini(&dgram->out, shard->cache, &shard->spent);
-    fnet_poller_detach(&shard->poller, &dgram->source, closing);
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
 }
 
 void
@@ -347,22 +352,22 @@ fnet_dgram_want(fnet_dgram *dgram, bool wanted)
 {
     fnet_shard *shard = dgram->shard;
 
+    /* At home the lock is for the prompter, which may be asking for an edge
+     * of room at this moment. */
+    fnet_shard_lock(shard);
     dgram->wanted = wanted;
-    if (!wanted) {
-        return;
+    if (wanted) {
+        dgram->quiet = 0;
+        dgram->hot = false;
+        uint32_t events = wanted_events(dgram);
+        if (dgram->source.events != events) {
+            (void)fnet_poller_modify(&shard->poller, &dgram->source, events);
+        }
+        if (dgram->readable) {
+            fnet_shard_make_ready(shard, &dgram->source);
+        }
     }
-    dgram->quiet = 0;
-    dgram->hot = false;
-    /* The prompter may be asking for an edge of room at this moment. */
-    fnet_lock_acquire(&shard->output);
-    uint32_t events = wanted_events(dgram);
-    if (dgram->source.events != events) {
-        (void)fnet_poller_modify(&shard->poller, &dgram->source, events);
-    }
-    fnet_lock_release(&shard->output);
-    if (dgram->readable) {
-        fnet_shard_make_ready(shard, &dgram->source);
-    }
+    fnet_shard_unlock(shard);
 }
 
 /* -EAGAIN: is to be queued. */
@@ -400,7 +405,7 @@ goes_at_once(const fnet_dgram *dgram, const fnet_piece *piece, bool company)
 {
     const fnet_shard *shard = dgram->shard;
 
-    if (!dgram->writable || dgram->out.count > 0) {
+    if (!dgram->writable || dgram->out.count > 0 || fnet_shard_lent(shard)) {
         return false;
     }
     return piece->len >= FNET_SEND_COPY || shard->late || !shard->defer ||
@@ -414,7 +419,7 @@ settle_locked(fnet_dgram *dgram)
 {
     fnet_shard *shard = dgram->shard;
 
-    if (dgram->writable &&
+    if (dgram->writable && !fnet_shard_lent(shard) &&
         (dgram->out.count >= FNET_OUTBOX_CALL || shard->late ||
          !shard->defer || dgram->out.chain.bytes >= FNET_SEND_NOW)) {
         flush_locked(dgram);
@@ -435,7 +440,7 @@ fnet_dgram_send(fnet_dgram *dgram, fnet_piece *piece, const void *addr,
     int rc = -EAGAIN;
 
     piece->kept = false;
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
     shard->stats.writes++;
     if (goes_at_once(dgram, piece, company)) {
         rc = send_at_once_locked(dgram, piece, addr, addr_len);
@@ -446,7 +451,7 @@ fnet_dgram_send(fnet_dgram *dgram, fnet_piece *piece, const void *addr,
         settle_locked(dgram);
     }
     ssize_t left = rc < 0 ? rc : (ssize_t)fnet_outbox_bytes(&dgram->out);
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
     return left;
 }
 
@@ -455,8 +460,13 @@ fnet_dgram_flush(fnet_dgram *dgram, size_t *bytes)
 {
     fnet_shard *shard = dgram->shard;
 
-    fnet_lock_acquire(&shard->output);
-    if (dgram->writable && dgram->out.count > 0) {
+    fnet_shard_lock(shard);
+    if (fnet_shard_lent(shard)) {
+        if (dgram->writable && dgram->out.count > 0) {
+            fnet_shard_defer_locked(shard, &dgram->source);
+        }
+    }
+    else if (dgram->writable && dgram->out.count > 0) {
         flush_locked(dgram);
         if (has_report(dgram)) {
             fnet_shard_make_ready(shard, &dgram->source);
@@ -469,16 +479,16 @@ fnet_dgram_flush(fnet_dgram *dgram, size_t *bytes)
     if (bytes != NULL) {
         *bytes = fnet_outbox_bytes(&dgram->out);
     }
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
     return left;
 }
 
 void
 fnet_dgram_retry(fnet_dgram *dgram)
 {
-    fnet_lock_acquire(&dgram->shard->output);
+    fnet_shard_lock(dgram->shard);
     dgram->writable = true;
-    fnet_lock_release(&dgram->shard->output);
+    fnet_shard_unlock(dgram->shard);
     (void)fnet_dgram_flush(dgram, NULL);
 }
 
@@ -488,7 +498,7 @@ fnet_dgram_take_error(fnet_dgram *dgram)
     fnet_shard *shard = dgram->shard;
     int error = 0;
 
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
     if (dgram->nerrors > 0) {
         error = dgram->errors[0];
         dgram->nerrors--;
@@ -498,7 +508,7 @@ fnet_dgram_take_error(fnet_dgram *dgram)
             fnet_shard_defer_locked(shard, &dgram->source);
         }
     }
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
     return error;
 }
 
@@ -507,19 +517,19 @@ fnet_dgram_notify(fnet_dgram *dgram, size_t low)
 {
     fnet_shard *shard = dgram->shard;
 
-    fnet_lock_acquire(&shard->output);
+    fnet_shard_lock(shard);
     dgram->notify = true;
     dgram->low = low;
     if (has_report(dgram)) {
         fnet_shard_make_ready(shard, &dgram->source);
     }
-    fnet_lock_release(&shard->output);
+    fnet_shard_unlock(shard);
 }
 
 void
 fnet_dgram_drop(fnet_dgram *dgram)
 {
-    fnet_lock_acquire(&dgram->shard->output);
+    fnet_shard_lock(dgram->shard);
     drop_locked(dgram);
-    fnet_lock_release(&dgram->shard->output);
+    fnet_shard_unlock(dgram->shard);
 }

@@ -13,7 +13,9 @@
  *
  * Memory is the caller's; so is the descriptor: it is closed by the caller
  * after fnet_dgram_detach().  Functions without a comment on threads are for
- * the loop's thread between passes. */
+ * the loop's thread between passes, or at any time while the shard is lent.
+ * Then a worker sends with the lock held, since the call reads addresses from
+ * the outbox, and receives without it. */
 #ifndef FNET_NET_DGRAM_H
 #define FNET_NET_DGRAM_H
 

@@ -186,7 +186,7 @@ deliver_run(DatagramObject *self, fnet_completion *item)
     if (exc != NULL) {
         fnet_err_restore(exc);
         if (item->result > 0) {
-            self->loop->batch_next--;
+            self->loop->delivering->next--;
         }
     }
     Py_DECREF(context);

@@ -227,6 +227,7 @@ struct LoopObject {
     fnet_shardset set; /* home and the shards that workers have */
     fnet_batch batch;  /* of home's passes */
     fnet_batch *mail;  /* a worker's, that is being delivered */
+    fnet_batch *delivering; /* whose completions are being delivered */
     int64_t now;       /* when the pass was over */
     uint64_t turns;    /* there have been */
     int home_mode;     /* enum fnet_home_mode */

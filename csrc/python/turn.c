@@ -468,6 +468,7 @@ deliver_in_debug(LoopObject *self, const fnet_batch *batch,
 static int
 deliver(LoopObject *self, fnet_batch *batch)
 {
+    self->delivering = batch;
     while (batch->next < batch->count) {
         fnet_completion *item = &batch->items[batch->next++];
         self->delivered++;
