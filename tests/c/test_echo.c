@@ -209,7 +209,7 @@ hub_free(hub *h)
 static void
 many_connections(void)
 {
-    hub_free(hub_new(4, 40, 300000, 60000));
+    hub_free(hub_new(4, 40, 100000, 30000));
 }
 
 static void
@@ -222,7 +222,7 @@ one_message_at_a_time(void)
 static void
 much_at_a_time(void)
 {
-    hub_free(hub_new(3, 6, 8 * MIB, MIB));
+    hub_free(hub_new(3, 6, 2 * MIB, MIB));
 }
 
 static void
