@@ -67,22 +67,27 @@ quota_of_group(const char *root, char *path)
     }
 }
 
+static bool
+read_group_file(const char *root, const char *name, char *text, size_t size)
+{
+    char file[640];
+    int n = snprintf(file, sizeof(file), "%s/%s", root, name);
+
+    return n > 0 && (size_t)n < sizeof(file) && read_file(file, text, size);
+}
+
 /* Version 1, as a container sees its own group. */
 static unsigned
 quota_of_version_1(const char *root)
 {
-    static const char *const names[] = {"quota", "period"};
-    char file[640], text[64], both[130] = "";
+    char quota[48], period[48], both[100];
 
-    for (int i = 0; i < 2; i++) {
-        int n = snprintf(file, sizeof(file), "%s/cpu/cpu.cfs_%s_us", root,
-                         names[i]);
-        if (n < 0 || (size_t)n >= sizeof(file) ||
-            !read_file(file, text, sizeof(text))) {
-            return 0;
-        }
-        strcat(both, text);
+    if (!read_group_file(root, "cpu/cpu.cfs_quota_us", quota, sizeof(quota)) ||
+        !read_group_file(root, "cpu/cpu.cfs_period_us", period,
+                         sizeof(period))) {
+        return 0;
     }
+    snprintf(both, sizeof(both), "%s %s", quota, period);
     return fnet_parse_quota(both);
 }
 
@@ -101,7 +106,10 @@ fnet_group_quota(const char *groups, const char *root)
         }
         if (line != NULL) {
             char *path = line + 3;
-            path[strcspn(path, "\n")] = '\0';
+            char *end = strchr(path, '\n');
+            if (end != NULL) {
+                *end = '\0';
+            }
             if (strlen(path) < 512) {
                 limit = quota_of_group(root, path);
             }
