@@ -117,8 +117,7 @@ must(bool holds, const char *what)
     }
 }
 
-/* -- under the lock ---------------------------------------------------------
- */
+/* -- under the lock ------------------------------------------------------- */
 
 /* has_work_locked() */
 static inline bool
@@ -173,8 +172,7 @@ defer(state *s)
     }
 }
 
-/* -- the worker -------------------------------------------------------------
- */
+/* -- the worker ----------------------------------------------------------- */
 
 /* fnet_shard_leave(): what the call is for is what the operation is of. */
 static inline void
@@ -474,8 +472,7 @@ worker_step(state *s, unsigned choice)
     }
 }
 
-/* -- the loop ---------------------------------------------------------------
- */
+/* -- the loop ------------------------------------------------------------- */
 
 /* The loop of fnet_shard_await_idle_locked(): true: it is idle. */
 static inline bool
@@ -718,8 +715,7 @@ loop_step(state *s, unsigned choice)
     }
 }
 
-/* -- the network ------------------------------------------------------------
- */
+/* -- the network ---------------------------------------------------------- */
 
 static inline bool
 network_step(state *s, unsigned choice)

@@ -53,8 +53,7 @@ transform(char *data, size_t len, size_t at)
     }
 }
 
-/* -- the pass --------------------------------------------------------------
- */
+/* -- the pass ------------------------------------------------------------- */
 
 /* Takes the next bytes to be sent; false: there are none. */
 static bool
@@ -162,8 +161,7 @@ static const fnet_source_ops cipher_ops = {
     .flush = cipher_flush,
 };
 
-/* -- the loop's thread -----------------------------------------------------
- */
+/* -- the loop's thread ---------------------------------------------------- */
 
 static void
 cipher_open(cipher *c, fnet_shard *shard)
@@ -230,8 +228,7 @@ echo(void *arg, fnet_source *source, const fnet_completion *item)
     cipher_write(c, item->data, item->len);
 }
 
-/* -- the other side --------------------------------------------------------
- */
+/* -- the other side ------------------------------------------------------- */
 
 typedef struct peer {
     pthread_t thread;
@@ -312,8 +309,7 @@ all_closing(const cipher *ciphers)
     return count == PEERS;
 }
 
-/* -- tests -----------------------------------------------------------------
- */
+/* -- tests ---------------------------------------------------------------- */
 
 static void
 on_a_workers_shard(void)

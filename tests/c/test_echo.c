@@ -9,8 +9,7 @@
 
 enum { CONNS_MAX = 64, HIGH = 100000, LOW = 20000 };
 
-/* -- the clients: one thread for all connections ---------------------------
- */
+/* -- the clients: one thread for all connections -------------------------- */
 
 typedef struct client {
     int fd;
@@ -102,8 +101,7 @@ run_clients(void *arg)
     return NULL;
 }
 
-/* -- the server ------------------------------------------------------------
- */
+/* -- the server ----------------------------------------------------------- */
 
 typedef struct hub {
     lent l;
@@ -203,8 +201,7 @@ hub_free(hub *h)
     free(h);
 }
 
-/* -- tests -----------------------------------------------------------------
- */
+/* -- tests ---------------------------------------------------------------- */
 
 static void
 many_connections(void)
@@ -305,8 +302,7 @@ threads_that_come_and_go(void)
     hub_free(h);
 }
 
-/* -- others that wake the loop ---------------------------------------------
- */
+/* -- others that wake the loop -------------------------------------------- */
 
 /* Adds to a count, as call_soon_threadsafe adds a callback, and wakes. */
 typedef struct caller {

@@ -23,8 +23,7 @@ static const state scenarios[] = {
 };
 static const state *scenario;
 
-/* -- all states -------------------------------------------------------------
- */
+/* -- all states ----------------------------------------------------------- */
 
 #define CHOICES 7
 

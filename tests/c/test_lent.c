@@ -4,8 +4,7 @@
 
 #include <pthread.h>
 
-/* -- bytes, both ways ------------------------------------------------------
- */
+/* -- bytes, both ways ----------------------------------------------------- */
 
 static void
 delivers_and_sends(void)
@@ -177,8 +176,7 @@ tells_of_room_that_came_early(void)
     lent_fini(&l);
 }
 
-/* -- while the worker is at it ---------------------------------------------
- */
+/* -- while the worker is at it -------------------------------------------- */
 
 /* Takes what comes at the peer's end, until the end of the stream. */
 typedef struct taker {
@@ -337,8 +335,7 @@ a_flush_ends_in_a_hurry(void)
     lent_fini(&l);
 }
 
-/* -- a number that is used again at once -----------------------------------
- */
+/* -- a number that is used again at once ---------------------------------- */
 
 /* Sends to the peer without an end, until told. */
 typedef struct flood {

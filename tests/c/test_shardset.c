@@ -1,5 +1,6 @@
 #include "poll/shardset.h"
 
+#include "cache/stack.h"
 #include "net/listen.h"
 #include "net/watch.h"
 
@@ -10,8 +11,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-/* -- how many --------------------------------------------------------------
- */
+/* -- how many ------------------------------------------------------------- */
 
 static void
 quotas_in_whole_cpus(void)
@@ -175,8 +175,7 @@ affinity_counts(void)
     CHECK(fnet_usable_cpus() == all);
 }
 
-/* -- the partition ---------------------------------------------------------
- */
+/* -- the partition -------------------------------------------------------- */
 
 static void
 picks_in_turn(void)
@@ -326,8 +325,7 @@ without_descriptors(void)
     lent_fini(&l);
 }
 
-/* -- what else a shard may have --------------------------------------------
- */
+/* -- what else a shard may have ------------------------------------------- */
 
 enum { CLIENTS = 150 };
 
@@ -550,8 +548,7 @@ levels_across_flips(void)
     lent_fini(&l);
 }
 
-/* -- forks -----------------------------------------------------------------
- */
+/* -- forks ---------------------------------------------------------------- */
 
 /* In the child nothing of the parent's is touched, and nothing hangs. */
 static void
@@ -609,6 +606,36 @@ forks_while_it_works(void)
     lent_fini(&l);
 }
 
+static void *
+allow_threads_later(void *arg)
+{
+    usleep(50000);
+    fnet_thread_fail_after(-1);
+    return arg;
+}
+
+/* The child has the place that the thread had: it comes back with time. */
+static void
+no_thread_after_a_fork(void)
+{
+    lent l;
+    end e;
+    pthread_t thread;
+    lent_init(&l, end_note, NULL);
+    fnet_shard *shard = lent_worker_shard(&l);
+    end_open(&e, shard, false);
+    fnet_stream_want(&e.s, true);
+    fnet_shardset_stop(&l.set);
+    fnet_thread_fail_after(0);
+    CHECK(pthread_create(&thread, NULL, allow_threads_later, NULL) == 0);
+    fnet_shardset_start(&l.set);
+    pthread_join(thread, NULL);
+    CHECK(world_send(e.peer, 0, 10) == 10);
+    LENT_UNTIL(&l, e.got == 10);
+    end_close(&e);
+    lent_fini(&l);
+}
+
 int
 main(void)
 {
@@ -627,5 +654,6 @@ main(void)
     RUN(waits_on_a_lent_home);
     RUN(levels_across_flips);
     RUN(forks_while_it_works);
+    RUN(no_thread_after_a_fork);
     return test_report();
 }

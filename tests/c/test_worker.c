@@ -39,8 +39,7 @@ other_threads(uint64_t *blocked)
     return count;
 }
 
-/* -- a worker and its inbox ------------------------------------------------
- */
+/* -- a worker and its inbox ----------------------------------------------- */
 
 /* A shard that is lent and asked back by hand. */
 typedef struct crew {
@@ -149,8 +148,7 @@ without_memory(void)
     world_fini(&w);
 }
 
-/* -- whoever detaches waits ------------------------------------------------
- */
+/* -- whoever detaches waits ----------------------------------------------- */
 
 /* A source whose operations stay away from the shard for as long as the test
  * wants, as one that is in a long system call. */
@@ -384,8 +382,7 @@ flush_of_one_given_back(void)
     lent_fini(&l);
 }
 
-/* -- what a late batch has of those that are gone --------------------------
- */
+/* -- what a late batch has of those that are gone ------------------------- */
 
 static void
 late_batches_reach_nobody(void)
@@ -414,8 +411,7 @@ late_batches_reach_nobody(void)
     lent_fini(&l);
 }
 
-/* -- bounds ----------------------------------------------------------------
- */
+/* -- bounds --------------------------------------------------------------- */
 
 static uint64_t
 polls_of(fnet_shard *shard)
@@ -616,8 +612,7 @@ gives_its_memory_back(void)
     lent_fini(&l);
 }
 
-/* -- threads that end and come back ----------------------------------------
- */
+/* -- threads that end and come back --------------------------------------- */
 
 static void
 stopped_and_started(void)
