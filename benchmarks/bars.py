@@ -86,6 +86,11 @@ def callback_bars() -> Iterator[Bar]:
         yield Bar(name, "rate", "≥", 0.97, "rloop")
 
 
+def process_bars() -> Iterator[Bar]:
+    for name in ("spawn", "communicate"):
+        yield Bar(name, "rate", "≥", 1.2, UVLOOP)
+
+
 def other_bars() -> Iterator[Bar]:
     for name in ("idle-paused", "idle-sock"):
         yield Bar(name, "switches", "≤", 300)
@@ -106,7 +111,14 @@ def other_bars() -> Iterator[Bar]:
         yield Bar(name, "leaks", "≤", 0)
 
 
-BARS = (*echo_bars(), *datagram_bars(), *write_bars(), *callback_bars(), *other_bars())
+BARS = (
+    *echo_bars(),
+    *datagram_bars(),
+    *write_bars(),
+    *callback_bars(),
+    *process_bars(),
+    *other_bars(),
+)
 
 Results = Mapping[str, list[dict[str, Any]]]
 

@@ -414,6 +414,68 @@ async def readers(count: int) -> None:
             peer.close()
 
 
+class PipeEnd(asyncio.Protocol):
+    def __init__(self, gone: Countdown) -> None:
+        self.gone = gone
+
+    def connection_lost(self, exc):
+        self.gone.hit()
+
+
+async def pipes(count: int) -> None:
+    """Pairs of pipe transports, closed at either end or aborted."""
+    loop = asyncio.get_running_loop()
+    for number, size in enumerate(batches(count)):
+        gone = Countdown()
+        gone.expect(2 * size)
+        for _ in range(size):
+            reader, writer = os.pipe()
+            incoming, _ = await loop.connect_read_pipe(
+                lambda gone=gone: PipeEnd(gone), open(reader, "rb", 0)
+            )
+            outgoing, _ = await loop.connect_write_pipe(
+                lambda gone=gone: PipeEnd(gone), open(writer, "wb", 0)
+            )
+            outgoing.write(HELLO * (1 if number % 2 else 4096))
+            (outgoing.close, outgoing.abort, incoming.close)[number % 3]()
+        await gone.wait()
+
+
+async def children(count: int) -> None:
+    """A fiftieth of the others: a child costs a millisecond."""
+    for size in batches(max(count // 50, 1)):
+
+        async def child():
+            process = await asyncio.create_subprocess_exec(
+                "true", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+            await process.communicate()
+
+        await asyncio.gather(*(child() for _ in range(size)))
+    await asyncio.sleep(0.05)  # the last ends of pipes
+
+
+async def children_cancelled(count: int) -> None:
+    """The same, cancelled at any turn."""
+    loop = asyncio.get_running_loop()
+    for size in batches(max(count // 50, 1)):
+        tasks = [
+            loop.create_task(
+                asyncio.create_subprocess_exec("true", stdin=asyncio.subprocess.PIPE)
+            )
+            for _ in range(size)
+        ]
+        for number in range(4):
+            for task in tasks[number::4]:
+                task.cancel()
+            await asyncio.sleep(0)
+        done = await asyncio.gather(*tasks, return_exceptions=True)
+        for process in done:
+            if isinstance(process, asyncio.subprocess.Process):
+                await process.communicate()
+    await asyncio.sleep(0.05)
+
+
 async def tls(count: int) -> None:
     """A twentieth of the others: a handshake costs a millisecond."""
     import trustme
@@ -448,6 +510,9 @@ KINDS: dict[str, Callable[[int], Awaitable[None]]] = {
     "sock": sock_calls,
     "sock-cancelled": sock_cancelled,
     "readers": readers,
+    "pipes": pipes,
+    "children": children,
+    "children-cancelled": children_cancelled,
     "tls": tls,
 }
 

@@ -89,6 +89,31 @@ class DatagramTransport(asyncio.DatagramTransport, asyncio.Transport):
     def _deliver_held(self) -> None: ...
     def _call_connection_lost(self, exc: BaseException | None) -> None: ...
     def _force_close(self, exc: BaseException | None) -> None: ...
+class ReadPipeTransport(asyncio.ReadTransport):
+    """The reading end of a pipe, terminal, device or socket; made by
+    Loop._make_read_pipe_transport()."""
+
+    _closing: bool
+    _fileno: int
+    _loop: Any
+    _paused: bool
+    _pipe: Any
+    _protocol: Any
+    def _start(self, waiter: Any) -> None: ...
+    def _deliver_held(self) -> None: ...
+    def _call_connection_lost(self, exc: BaseException | None) -> None: ...
+
+class WritePipeTransport(asyncio.Transport):
+    """The writing end; made by Loop._make_write_pipe_transport()."""
+
+    _closing: bool
+    _conn_lost: int
+    _fileno: int
+    _loop: Any
+    _pipe: Any
+    _protocol: Any
+    def _start(self, waiter: Any) -> None: ...
+    def _call_connection_lost(self, exc: BaseException | None) -> None: ...
 
 class Loop:
     """The hot half of EventLoop; the cold half is pyfastnet.loop."""
@@ -187,6 +212,25 @@ class Loop:
         """Completes when the socket may be readable (retry, and wait again
         on BlockingIOError).  Raises RuntimeError for a transport's socket."""
     def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]: ...
+    # -- names ------------------------------------------------------------
+    def _look_up(
+        self,
+        host: bytes | None,
+        service: bytes | None,
+        family: int,
+        type: int,
+        proto: int,
+        flags: int,
+        /,
+    ) -> Any:
+        """The list of socket.getaddrinfo() with plain numbers, or where the
+        answer takes a look-up a future of it."""
+    def _look_up_name(self, sockaddr: Any, flags: int, /) -> Any:
+        """(host, service), or a future of it; None if the address is
+        malformed."""
+    def _forget_look_up(self, future: asyncio.Future[Any], /) -> None:
+        """Nobody waits for this future any more; does nothing if it is
+        done."""
     # -- transports and servers ---------------------------------------------
     def _make_socket_transport(
         self,
@@ -208,6 +252,20 @@ class Loop:
     ) -> DatagramTransport:
         """`address`: the only one that sendto() takes, or None; `extra`: what
         get_extra_info() answers; `kind`: the socket's family, type, proto."""
+    def _make_read_pipe_transport(
+        self,
+        pipe: Any,
+        protocol: Any,
+        waiter: Any = None,
+        extra: dict[str, Any] | None = None,
+    ) -> ReadPipeTransport: ...
+    def _make_write_pipe_transport(
+        self,
+        pipe: Any,
+        protocol: Any,
+        waiter: Any = None,
+        extra: dict[str, Any] | None = None,
+    ) -> WritePipeTransport: ...
     def _listen(
         self,
         sock: socket,

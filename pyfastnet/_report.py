@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import operator
 import socket
 import sys
@@ -26,9 +27,7 @@ def handle_repr(handle: Any) -> str:
         info.append(f"when={handle._when}")
     if handle._callback is not None:
         info.append(
-            format_helpers._format_callback_source(
-                handle._callback, handle._args
-            )
+            format_helpers._format_callback_source(handle._callback, handle._args)
         )
     if handle._source_traceback:
         frame = handle._source_traceback[-1]
@@ -175,3 +174,47 @@ def fail_waiter(waiter: Any) -> None:
 def warn_lost() -> None:
     """Somebody goes on writing to a connection that is lost."""
     logger.warning("socket.send() raised exception.")
+
+
+def pipe_failed(
+    loop: Any, exc: BaseException, transport: Any, protocol: Any, writing: int
+) -> None:
+    """An error ends a pipe transport.  A reader that has gone, or a terminal
+    (EIO), is not reported, but a read() that fails otherwise is."""
+    message = f"Fatal {'write' if writing else 'read'} error on pipe transport"
+    if isinstance(exc, OSError) and (writing or exc.errno == errno.EIO):
+        if loop.get_debug():
+            logger.debug("%r: %s", transport, message, exc_info=exc)
+        return
+    loop.call_exception_handler(
+        {
+            "message": message,
+            "exception": exc,
+            "transport": transport,
+            "protocol": protocol,
+        }
+    )
+
+
+def data_received_failed(
+    loop: Any, exc: BaseException, transport: Any, protocol: Any
+) -> None:
+    """data_received() of a pipe's protocol has raised: the pipe goes on."""
+    loop.call_exception_handler(
+        {
+            "message": f"Exception in callback {protocol!r}.data_received()",
+            "exception": exc,
+            "transport": transport,
+            "protocol": protocol,
+        }
+    )
+
+
+def closed_by_peer(transport: Any) -> None:
+    """Debug mode: the other end of a pipe has gone."""
+    logger.info("%r was closed by peer", transport)
+
+
+def warn_pipe_lost() -> None:
+    """Somebody goes on writing to a pipe that is closed or lost."""
+    logger.warning("pipe closed by peer or os.write(pipe, data) raised exception.")

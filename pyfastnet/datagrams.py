@@ -25,8 +25,9 @@ _NATIVE_FAMILIES = (
 _NATIVE_TYPES = (socket.SOCK_DGRAM, socket.SOCK_RAW)
 
 
-class ForeignDatagramTransport(  # type: ignore[misc]
-    _Selector, transports.DatagramTransport
+class ForeignDatagramTransport(
+    _Selector,  # type: ignore[misc]
+    transports.DatagramTransport,
 ):
     """For families that the core does not know (packet, CAN, Bluetooth, ...):
     the socket module sends and receives."""
@@ -149,9 +150,8 @@ class Datagrams(BaseLoop):
             or sock.family not in _NATIVE_FAMILIES
             or sock.type not in _NATIVE_TYPES
         ):
-            return ForeignDatagramTransport(
-                self, sock, protocol, address, waiter, extra
-            )
+            foreign: Any = ForeignDatagramTransport
+            return foreign(self, sock, protocol, address, waiter, extra)
         known = dict(extra or {})
         known["socket"] = trsock.TransportSocket(sock)
         known["sockname"] = _name(sock.getsockname)

@@ -37,8 +37,14 @@ def _identity(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+# Signals that came and whose bytes were not read from the wake-up fd yet.
+_seen: set[int] = set()
+
+
 def _noop(signum: int, frame: FrameType | None) -> None:
-    """With a handler in Python, its C half writes to the wake-up fd."""
+    """With a handler in Python, its C half writes to the wake-up fd.  This
+    half runs even if that was full."""
+    _seen.add(signum)
 
 
 class WakeupFd:
@@ -175,11 +181,19 @@ class Signals(BaseLoop):
 
     def _process_self_data(self, data: bytes) -> None:
         """What came through the wake-up fd.  The core calls this."""
+        _seen.difference_update(data)
         for signum in data:
             if signum in self._signal_handlers:
                 self._handle_signal(signum)
             elif signum:
                 self._wakeup.pass_on(signum)
+
+    def _signals_were_lost(self) -> None:
+        """The wake-up fd may have been full.  The core calls this, once
+        everything was read."""
+        for signum in sorted(_seen & self._signal_handlers.keys()):
+            _seen.discard(signum)
+            self._handle_signal(signum)
 
     def _handle_signal(self, sig: int) -> None:
         handle = self._signal_handlers.get(sig)

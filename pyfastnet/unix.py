@@ -9,8 +9,6 @@ _UnixLoop: Any = unix_events._UnixSelectorEventLoop
 
 
 class Unix(BaseLoop):
-    # Functions of a class that this one does not derive from: they use
+    # A function of a class that this one does not derive from: it uses
     # nothing but methods of the loop.
     create_unix_connection = _UnixLoop.create_unix_connection
-    _make_read_pipe_transport = _UnixLoop._make_read_pipe_transport
-    _make_write_pipe_transport = _UnixLoop._make_write_pipe_transport

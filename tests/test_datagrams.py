@@ -181,6 +181,65 @@ async def test_wrong_arguments(loop):
         await loop.create_datagram_endpoint(Endpoint, local_addr="host")
 
 
+async def test_arguments_that_contradict(loop, peer):
+    for options in (
+        {"local_addr": ("127.0.0.1", 0)},
+        {"remote_addr": ("127.0.0.1", 1)},
+        {"family": socket.AF_INET},
+        {"proto": socket.IPPROTO_UDP},
+        {"flags": socket.AI_PASSIVE},
+        {"reuse_port": True},
+        {"allow_broadcast": True},
+    ):
+        with pytest.raises(ValueError, match="socket modifier keyword arguments"):
+            await loop.create_datagram_endpoint(Endpoint, sock=peer, **options)
+    with pytest.raises(TypeError, match="reuse_address"):
+        await loop.create_datagram_endpoint(
+            Endpoint, local_addr=("127.0.0.1", 0), reuse_address=True
+        )
+    with pytest.raises(TypeError, match="string is expected"):
+        await loop.create_datagram_endpoint(
+            Endpoint, local_addr=b"/tmp/path", family=socket.AF_UNIX
+        )
+    with pytest.raises(OSError):
+        await loop.create_datagram_endpoint(Endpoint, local_addr=peer.getsockname())
+    with pytest.raises((OSError, ValueError)):
+        await loop.create_datagram_endpoint(
+            Endpoint, local_addr=("127.0.0.1", 0), remote_addr=("::1", 1)
+        )
+
+
+async def test_keywords(loop, peer):
+    transport, protocol = await loop.create_datagram_endpoint(
+        Endpoint,
+        ("127.0.0.1", 0),
+        peer.getsockname(),
+        family=socket.AF_INET,
+        proto=socket.IPPROTO_UDP,
+        flags=socket.AI_NUMERICHOST,
+        reuse_port=True,
+    )
+    sock = transport.get_extra_info("socket")
+    assert (sock.family, sock.proto) == (socket.AF_INET, socket.IPPROTO_UDP)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)
+    transport.sendto(b"data")
+    assert await in_thread(peer.recvfrom, 9) == (b"data", sock.getsockname())
+    transport.abort()
+    await protocol.lost()
+
+
+async def test_stale_unix_socket(loop):
+    """One that its owner has left behind is removed."""
+    with socket_path() as path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stale:
+            stale.bind(path)
+        transport, protocol = await loop.create_datagram_endpoint(
+            Endpoint, local_addr=path, family=socket.AF_UNIX
+        )
+        transport.abort()
+        await protocol.lost()
+
+
 async def test_reuse_port(loop):
     first, one = await loop.create_datagram_endpoint(
         Endpoint, local_addr=("127.0.0.1", 0), reuse_port=True

@@ -5,9 +5,14 @@ import os
 import pty
 import tempfile
 import termios
+import tty
 
 import pytest
 from support import Notes, fd_count, in_thread, pattern, turns, until
+
+
+def opened(fd, mode, **options):
+    return open(fd, mode, buffering=0, **options)
 
 
 class Reading(Notes, asyncio.Protocol):
@@ -26,6 +31,28 @@ def read_to_the_end(fd):
         data += piece
     os.close(fd)
     return bytes(data)
+
+
+async def reading(loop, fd, factory=Reading):
+    return await loop.connect_read_pipe(factory, opened(fd, "rb"))
+
+
+async def writing(loop, fd, factory=Writing):
+    return await loop.connect_write_pipe(factory, opened(fd, "wb"))
+
+
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def raw_terminal():
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    return master, slave
 
 
 async def test_reading(loop):

@@ -305,6 +305,99 @@ def test_errors_in_handlers(new_loop):
     )
 
 
+def test_every_signal(new_loop):
+    run(
+        new_loop,
+        """
+    got = []
+    loop = new_loop()
+    numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    for number in numbers:
+        loop.add_signal_handler(number, got.append, number)
+    async def main():
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        while set(got) != numbers:
+            await asyncio.sleep(0.001)
+    loop.run_until_complete(asyncio.wait_for(main(), 10))
+    for number in numbers:
+        assert loop.remove_signal_handler(number) is True
+        default = signal.SIG_DFL
+        if number == signal.SIGINT:
+            default = signal.default_int_handler
+        assert signal.getsignal(number) == default, number
+    assert signal.set_wakeup_fd(-1) == -1
+    loop.close()
+    """,
+    )
+
+
+def test_a_cancelled_handler(new_loop):
+    """Its signal takes it away."""
+    run(
+        new_loop,
+        """
+    loop = new_loop()
+    loop.add_signal_handler(signal.SIGUSR1, print, 'never')
+    loop._signal_handlers[signal.SIGUSR1].cancel()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+    assert loop.remove_signal_handler(signal.SIGUSR1) is False
+    loop.close()
+    """,
+    )
+
+
+def test_a_handler_that_changes_handlers(new_loop):
+    run(
+        new_loop,
+        """
+    got = []
+    loop = new_loop()
+    def first():
+        got.append('first')
+        loop.remove_signal_handler(signal.SIGUSR2)
+        loop.add_signal_handler(signal.SIGUSR1, second)
+    def second():
+        got.append('second')
+    loop.add_signal_handler(signal.SIGUSR1, first)
+    loop.add_signal_handler(signal.SIGUSR2, got.append, 'other')
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        loop.run_until_complete(asyncio.sleep(0.01))
+    assert got == ['first', 'second'], got
+    loop.close()
+    """,
+    )
+
+
+@pytest.mark.not_on("asyncio", reason="a signal is lost when its socket is full")
+def test_no_signal_is_lost_in_a_full_channel(new_loop):
+    run(
+        new_loop,
+        """
+    loop = new_loop()
+    got = {signal.SIGUSR1: 0, signal.SIGUSR2: 0, signal.SIGHUP: 0}
+    def handler(number):
+        got[number] += 1
+    for number in got:
+        loop.add_signal_handler(number, handler, number)
+    for _ in range(70_000):     # more than a pipe holds
+        os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), signal.SIGHUP)
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert got[signal.SIGUSR1] >= 65_536, got
+    assert got[signal.SIGUSR2] == got[signal.SIGHUP] == 1, got
+    os.kill(os.getpid(), signal.SIGUSR2)
+    loop.run_until_complete(asyncio.sleep(0.01))
+    assert got[signal.SIGUSR2] == 2, got
+    loop.close()
+    """,
+    )
+
+
 # -- what is refused: needs no process of its own -------------------------------
 async def coroutine_function():
     pass

@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -128,6 +129,14 @@ fnet_sys_write(int fd, const void *buf, size_t len)
     return n;
 }
 
+ssize_t
+fnet_sys_writev(int fd, const struct iovec *iov, int n)
+{
+    ssize_t sent;
+    RETRY(sent, writev(fd, iov, n));
+    return sent;
+}
+
 int
 fnet_sys_accept(int fd, struct sockaddr *addr, socklen_t *len)
 {
@@ -160,6 +169,30 @@ fnet_sys_pipe(int fds[2])
     fds[0] = ends[0];
     fds[1] = ends[1];
     return 0;
+}
+
+int
+fnet_sys_dup(int fd)
+{
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    return copy < 0 ? -errno : copy;
+}
+
+int
+fnet_sys_set_nonblocking(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+    if (flags >= 0 && (flags & O_NONBLOCK) == 0) {
+        flags = fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+    }
+    return flags < 0 ? -errno : 0;
+}
+
+int
+fnet_sys_mode(int fd)
+{
+    struct stat status;
+    return fstat(fd, &status) < 0 ? -errno : (int)status.st_mode;
 }
 
 int

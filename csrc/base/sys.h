@@ -23,6 +23,7 @@ int fnet_sys_recvmmsg(int fd, struct mmsghdr *msgs, unsigned n);
 int fnet_sys_sendmmsg(int fd, struct mmsghdr *msgs, unsigned n);
 ssize_t fnet_sys_read(int fd, void *buf, size_t len);
 ssize_t fnet_sys_write(int fd, const void *buf, size_t len);
+ssize_t fnet_sys_writev(int fd, const struct iovec *iov, int n);
 
 /* A new non-blocking, close-on-exec descriptor, or a negative errno. */
 int fnet_sys_accept(int fd, struct sockaddr *addr, socklen_t *len);
@@ -30,6 +31,12 @@ int fnet_sys_epoll_create(void);
 int fnet_sys_eventfd(void);
 /* Both ends non-blocking and close-on-exec. */
 int fnet_sys_pipe(int fds[2]);
+
+/* Another descriptor, close-on-exec, for the same open file. */
+int fnet_sys_dup(int fd);
+int fnet_sys_set_nonblocking(int fd);
+/* st_mode of what is open, or a negative errno. */
+int fnet_sys_mode(int fd);
 
 int fnet_sys_epoll_ctl(int epfd, int op, int fd, uint32_t events,
                        uint64_t data);

@@ -32,10 +32,32 @@ static void
 rearm_output_locked(fnet_stream *stream)
 {
     fnet_source *source = &stream->source;
-    if ((source->events & (uint32_t)EPOLLOUT) == 0) {
+    if (!stream->always && (source->events & (uint32_t)EPOLLOUT) == 0) {
         (void)fnet_poller_modify(&stream->shard->poller, source,
                                  source->events | (uint32_t)EPOLLOUT);
     }
+}
+
+/* send() of one piece. */
+static ssize_t
+send_one(fnet_stream *stream, const void *data, size_t len)
+{
+    if (FNET_UNLIKELY(stream->io != NULL)) {
+        struct iovec iov = {.iov_base = (void *)(uintptr_t)data,
+                            .iov_len = len};
+        return stream->io->send(stream->source.fd, &iov, 1);
+    }
+    return fnet_sys_send(stream->source.fd, data, len);
+}
+
+static ssize_t
+send_many(fnet_stream *stream, struct iovec *iov, int n)
+{
+    if (FNET_UNLIKELY(stream->io != NULL)) {
+        return stream->io->send(stream->source.fd, iov, n);
+    }
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n};
+    return fnet_sys_sendmsg(stream->source.fd, &msg);
 }
 
 static ssize_t
@@ -51,15 +73,8 @@ send_some(fnet_stream *stream, size_t *offered)
     }
     /* What is queued meanwhile goes behind these bytes. */
     bool left = fnet_shard_leave(stream->shard);
-    ssize_t sent;
-    if (n == 1) {
-        sent =
-            fnet_sys_send(stream->source.fd, iov[0].iov_base, iov[0].iov_len);
-    }
-    else {
-        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)n};
-        sent = fnet_sys_sendmsg(stream->source.fd, &msg);
-    }
+    ssize_t sent = n == 1 ? send_one(stream, iov[0].iov_base, iov[0].iov_len)
+                          : send_many(stream, iov, n);
     fnet_shard_enter(stream->shard, left);
     return sent;
 }
@@ -141,12 +156,31 @@ disarm(fnet_stream *stream)
     }
 }
 
+static bool
+is_level(const fnet_stream *stream)
+{
+    return FNET_UNLIKELY(stream->io != NULL) &&
+           (stream->io->events & (uint32_t)EPOLLET) == 0;
+}
+
 /* Notes input; true if somebody wants it. */
 static bool
 input_event(fnet_stream *stream, uint32_t events)
 {
     if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) {
         return false;
+    }
+    if (is_level(stream)) {
+        /* Nothing needs to be remembered, and what nobody wants is switched
+         * off at once, as it would come again at once. */
+        stream->readable = stream->wanted && !stream->ended;
+        /* A hang-up cannot be switched off; it comes once, unless asked for
+         * again. */
+        if (!stream->readable &&
+            (stream->source.events & (uint32_t)EPOLLIN) != 0) {
+            disarm(stream);
+        }
+        return stream->readable;
     }
     stream->readable = true;
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
@@ -191,6 +225,9 @@ post_reports(fnet_stream *stream, fnet_batch *batch)
     if (failed) {
         fnet_batch_push(batch, &stream->source, FNET_WHAT_ERROR,
                         stream->error);
+        if (FNET_UNLIKELY(stream->io != NULL)) {
+            stream->ended = true; /* a pipe has one direction: it is over */
+        }
     }
     else {
         fnet_batch_push(batch, &stream->source, FNET_WHAT_OUTPUT, 0);
@@ -206,7 +243,11 @@ receive(fnet_stream *stream, void *buf, size_t len)
 
     stream->shard->stats.reads++;
     bool left = fnet_shard_leave(stream->shard);
-    if (!stream->with_rights) {
+    if (FNET_UNLIKELY(stream->io != NULL)) {
+        got = stream->io->receive(stream->source.fd, buf, len);
+        fnet_shard_enter(stream->shard, left);
+    }
+    else if (!stream->with_rights) {
         got = fnet_sys_recv(stream->source.fd, buf, len);
         fnet_shard_enter(stream->shard, left);
     }
@@ -224,6 +265,9 @@ receive(fnet_stream *stream, void *buf, size_t len)
         stream->shard->stats.bytes_read += (uint64_t)got;
         if ((size_t)got < len && !stream->hup && !stream->careful) {
             stream->readable = false;
+        }
+        if (FNET_UNLIKELY(stream->io != NULL)) {
+            stream->readable = stream->always;
         }
     }
     else if (got == -EAGAIN) {
@@ -333,6 +377,9 @@ static const fnet_source_ops stream_ops = {
 static uint32_t
 wanted_events(const fnet_stream *stream)
 {
+    if (FNET_UNLIKELY(stream->io != NULL)) {
+        return stream->io->events;
+    }
     uint32_t events = FNET_EVENTS_EDGE;
     if (stream->with_rights && stream->writable) {
         events &= ~(uint32_t)EPOLLOUT;
@@ -340,18 +387,44 @@ wanted_events(const fnet_stream *stream)
     return events;
 }
 
+static void
+init(fnet_stream *stream, fnet_shard *shard, void *owner)
+{
+    *stream = (fnet_stream){.shard = shard, .writable = true};
+    fnet_source_init(&stream->source, &stream_ops, owner);
+    fnet_chain_init(&stream->out);
+    stream->sent_turn = UINT64_MAX;
+}
+
 int
 fnet_stream_attach(fnet_stream *stream, fnet_shard *shard, int fd, void *owner,
                    bool with_rights)
 {
-    *stream = (fnet_stream){
-        .shard = shard, .with_rights = with_rights, .writable = true};
-    fnet_source_init(&stream->source, &stream_ops, owner);
-    fnet_chain_init(&stream->out);
-    stream->sent_turn = UINT64_MAX;
+    init(stream, shard, owner);
+    stream->with_rights = with_rights;
     fnet_shard_lock(shard);
     int rc = fnet_poller_attach(&shard->poller, &stream->source, fd,
                                 wanted_events(stream));
+    fnet_shard_unlock(shard);
+    return rc;
+}
+
+int
+fnet_stream_attach_io(fnet_stream *stream, fnet_shard *shard, int fd,
+                      void *owner, const fnet_stream_io *io)
+{
+    init(stream, shard, owner);
+    stream->io = io;
+    fnet_shard_lock(shard);
+    int rc =
+        fnet_poller_attach(&shard->poller, &stream->source, fd, io->events);
+    if (rc == -EPERM) {
+        stream->always = stream->readable = true;
+        rc = fnet_poller_attach(&shard->poller, &stream->source, fd, 0);
+    }
+    if (rc == 0) {
+        shard->tied++;
+    }
     fnet_shard_unlock(shard);
     return rc;
 }
@@ -362,7 +435,11 @@ fnet_stream_detach(fnet_stream *stream, bool closing)
     fnet_shard *shard = stream->shard;
 
     fnet_shard_lock(shard);
-    fnet_shard_detach_locked(shard, &stream->source, closing);
+    if (stream->io != NULL && fnet_source_attached(&stream->source)) {
+        shard->tied--;
+    }
+    fnet_shard_detach_locked(shard, &stream->source,
+                             closing || stream->always);
     fnet_chain_clear(&stream->out, shard->cache, &shard->spent);
     fnet_shard_unlock(shard);
 }
@@ -379,7 +456,7 @@ fnet_stream_want(fnet_stream *stream, bool wanted)
     if (wanted && !stream->ended) {
         stream->quiet = 0;
         uint32_t events = wanted_events(stream);
-        if (stream->source.events != events) {
+        if (stream->source.events != events && !stream->always) {
             (void)fnet_poller_modify(&shard->poller, &stream->source, events);
         }
         if (stream->readable) {
@@ -435,7 +512,7 @@ send_piece_locked(fnet_stream *stream, const fnet_piece *piece)
 
     shard->stats.sends++;
     stream->sent_turn = shard->turn;
-    ssize_t sent = fnet_sys_send(stream->source.fd, piece->data, piece->len);
+    ssize_t sent = send_one(stream, piece->data, piece->len);
     if (sent == -EAGAIN) {
         sent = 0;
     }
@@ -585,6 +662,15 @@ fnet_stream_flush(fnet_stream *stream)
     }
     left = stream->out.bytes;
     fnet_shard_unlock(shard);
+    return left;
+}
+
+size_t
+fnet_stream_pending(fnet_stream *stream)
+{
+    fnet_shard_lock(stream->shard);
+    size_t left = stream->out.bytes;
+    fnet_shard_unlock(stream->shard);
     return left;
 }
 

@@ -1,4 +1,4 @@
-/* stream: one end of a connection, TCP or Unix.
+/* stream: one end of a connection, TCP or Unix; or of a pipe (net/pipe.h).
  *
  * Reading: the pass receives while the layer above wants input, and posts
  * DATA, EOF or ERROR; of a direct stream it posts READABLE, and the layer
@@ -32,9 +32,18 @@
 /* Events in a row that nobody wanted before input is switched off. */
 #define FNET_QUIET_EVENTS 3
 
+/* How the bytes of a stream that is no socket move (net/pipe.c). */
+typedef struct fnet_stream_io {
+    uint32_t events; /* what it is registered for; without EPOLLET what is
+                        there is reported in every pass */
+    ssize_t (*receive)(int fd, void *buf, size_t len);
+    ssize_t (*send)(int fd, const struct iovec *iov, int n);
+} fnet_stream_io;
+
 typedef struct fnet_stream {
     fnet_source source;
     fnet_shard *shard;
+    const fnet_stream_io *io; /* NULL: a socket's calls */
 
     /* owner (the pass; the loop's thread between passes), and guarded by
      * shard->output while that is lent */
@@ -47,6 +56,7 @@ typedef struct fnet_stream {
     bool direct;        /* post READABLE, do not receive */
     bool posted;        /* READABLE was posted and not taken */
     bool ended;         /* EOF or ERROR was posted */
+    bool always;        /* ready without being asked: no events come */
     uint8_t quiet;      /* events in a row that nobody wanted */
 
     /* guarded by shard->output */
@@ -66,6 +76,12 @@ typedef struct fnet_stream {
  * or a negative errno with nothing done. */
 FNET_MUST_CHECK int fnet_stream_attach(fnet_stream *stream, fnet_shard *shard,
                                        int fd, void *owner, bool with_rights);
+/* The same for what is no socket.  A device that knows no readiness (-EPERM
+ * of epoll: /dev/null) is always ready. */
+FNET_MUST_CHECK int fnet_stream_attach_io(fnet_stream *stream,
+                                          fnet_shard *shard, int fd,
+                                          void *owner,
+                                          const fnet_stream_io *io);
 /* Forgets the descriptor; what was not sent is dropped (foreign memory goes
  * to shard->spent).  `closing` as for fnet_poller_detach(). */
 void fnet_stream_detach(fnet_stream *stream, bool closing);
@@ -104,6 +120,8 @@ FNET_MUST_CHECK ssize_t fnet_stream_write(fnet_stream *stream,
                                           fnet_piece *pieces, size_t n);
 /* Sends what is queued as far as it goes; the bytes that are left. */
 size_t fnet_stream_flush(fnet_stream *stream);
+/* The bytes that are queued, some of them perhaps for the next pass only. */
+size_t fnet_stream_pending(fnet_stream *stream);
 /* The error of a send that the pass or the prompter made, 0 if none. */
 int fnet_stream_error(fnet_stream *stream);
 /* Post OUTPUT once at most `low` bytes are queued. */

@@ -186,8 +186,7 @@ fnet_adapt_window(fnet_adapt *adapt, const fnet_load *load)
 }
 
 void
-fnet_adapt_refused(fnet_adapt *adapt)
+fnet_adapt_refused(fnet_adapt *adapt, int64_t now)
 {
-    adapt->next = INT64_MAX;
-    enter(adapt, FNET_ADAPT_HOME);
+    (void)give_up(adapt, now);
 }

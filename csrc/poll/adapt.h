@@ -50,7 +50,7 @@ typedef struct fnet_adapt {
 void fnet_adapt_init(fnet_adapt *adapt, const fnet_load *load);
 /* A window is over. */
 enum fnet_advice fnet_adapt_window(fnet_adapt *adapt, const fnet_load *load);
-/* What was advised could not be done: no thread. */
-void fnet_adapt_refused(fnet_adapt *adapt);
+/* What was advised could not be done now. */
+void fnet_adapt_refused(fnet_adapt *adapt, int64_t now);
 
 #endif

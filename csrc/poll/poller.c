@@ -115,7 +115,9 @@ fnet_poller_attach(fnet_poller *poller, fnet_source *source, int fd,
     slot->source = source;
     poller->attached++;
     uint64_t tag = (uint64_t)slot->generation << 32 | index;
-    rc = fnet_sys_epoll_ctl(poller->epfd, EPOLL_CTL_ADD, fd, events, tag);
+    rc = events == 0 ? 0
+                     : fnet_sys_epoll_ctl(poller->epfd, EPOLL_CTL_ADD, fd,
+                                          events, tag);
     if (rc == -EEXIST) {
         /* Left behind by a duplicate of a descriptor closed earlier. */
         rc = fnet_sys_epoll_ctl(poller->epfd, EPOLL_CTL_MOD, fd, events, tag);

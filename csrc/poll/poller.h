@@ -63,7 +63,8 @@ fnet_source_attached(const fnet_source *source)
 }
 
 /* Registers `fd`: 0, -ENOMEM, or what epoll_ctl says (-EPERM: a regular
- * file). */
+ * file).  Without events the source gets its tag only: for what epoll does not
+ * take; then it is not modified, and detached as if closing. */
 FNET_MUST_CHECK int fnet_poller_attach(fnet_poller *poller,
                                        fnet_source *source, int fd,
                                        uint32_t events);

@@ -130,7 +130,7 @@ datagram_traverse(DatagramObject *self, visitproc visit, void *arg)
     Py_VISIT(self->address);
     Py_VISIT(self->held);
     Py_VISIT(self->sent_object);
-    return fnet_names_traverse(&self->names, visit, arg);
+    return fnet_dgram_names_traverse(&self->names, visit, arg);
 }
 
 static int
@@ -142,7 +142,7 @@ datagram_clear(DatagramObject *self)
     Py_CLEAR(self->address);
     Py_CLEAR(self->held);
     Py_CLEAR(self->sent_object);
-    fnet_names_clear(&self->names);
+    fnet_dgram_names_clear(&self->names);
     return 0;
 }
 

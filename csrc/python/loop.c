@@ -214,6 +214,7 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     fnet_list_init(&self->transports);
     fnet_list_init(&self->datagrams);
     fnet_list_init(&self->holds);
+    fnet_loop_init_names(self);
     self->ring = PyMem_New(HandleObject *, FNET_RING_START);
     self->fds = PyMem_Calloc(self->nfds, sizeof(PyObject *));
     if (self->ring == NULL || self->fds == NULL) {
@@ -339,6 +340,7 @@ close_core(LoopObject *self)
     if (!closing) {
         return;
     }
+    fnet_loop_drop_names(self);
     fnet_loop_take_shards_over(self);
     drop_batch(self);
     drop_descriptors(self);
@@ -462,13 +464,12 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
     }
     for (size_t fd = 0; fd < self->nfds && self->fds != NULL; fd++) {
         PyObject *object = self->fds[fd];
-        if (object != NULL &&
-            !Py_IS_TYPE(object, self->state->transport_type) &&
-            !Py_IS_TYPE(object, self->state->datagram_type)) {
+        if (object != NULL && !fnet_is_transport(self->state, object)) {
             Py_VISIT(object);
         }
     }
-    return fnet_datagrams_traverse(self, visit, arg);
+    int rc = fnet_datagrams_traverse(self, visit, arg);
+    return rc != 0 ? rc : fnet_loop_traverse_names(self, visit, arg);
 }
 
 static int

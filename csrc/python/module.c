@@ -267,6 +267,9 @@ make_types(PyObject *module, module_state *state)
         make_type(module, &fnet_sockview_spec, state->transport_socket);
     state->transport_type = make_transport_type(module);
     state->datagram_type = make_datagram_type(module);
+    if (fnet_pipe_make_types(module, state) < 0) {
+        return -1;
+    }
     if (state->timer_type == NULL || state->loop_type == NULL ||
         state->listener_type == NULL || state->watch_type == NULL ||
         state->sockop_type == NULL || state->connset_type == NULL ||
@@ -278,6 +281,8 @@ make_types(PyObject *module, module_state *state)
         add_methods(state->loop_type, fnet_watch_methods) < 0 ||
         add_methods(state->loop_type, fnet_sock_methods) < 0 ||
         add_methods(state->loop_type, fnet_server_methods) < 0 ||
+        add_methods(state->loop_type, fnet_pipe_methods) < 0 ||
+        add_methods(state->loop_type, fnet_names_methods) < 0 ||
         add_methods(state->loop_type, fnet_stats_methods) < 0) {
         return -1;
     }
@@ -314,6 +319,8 @@ module_exec(PyObject *module)
     DO((state)->timer_type);                                                  \
     DO((state)->loop_type);                                                   \
     DO((state)->transport_type);                                              \
+    DO((state)->readpipe_type);                                               \
+    DO((state)->writepipe_type);                                              \
     DO((state)->listener_type);                                               \
     DO((state)->watch_type);                                                  \
     DO((state)->sockop_type);                                                 \

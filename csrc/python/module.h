@@ -15,6 +15,7 @@
 #include "base/list.h"
 #include "net/addr.h"
 #include "net/listen.h"
+#include "net/names.h"
 #include "net/stream.h"
 #include "net/watch.h"
 #include "poll/adapt.h"
@@ -38,6 +39,8 @@ typedef struct module_state {
     PyTypeObject *loop_type;
     PyTypeObject *transport_type;
     PyTypeObject *datagram_type;
+    PyTypeObject *readpipe_type;
+    PyTypeObject *writepipe_type;
     PyTypeObject *listener_type;
     PyTypeObject *watch_type;
     PyTypeObject *sockop_type;
@@ -125,6 +128,7 @@ typedef struct WatchObject {
     LoopObject *loop; /* borrowed: the loop owns the table of watches */
     int fd;
     HandleObject *reader, *writer;
+    PyObject *objects[2];    /* what they were added for, if not a number */
     uint64_t since[2];       /* the turn in which they were set */
     uint64_t since_batch[2]; /* and the worker's batch */
     PyObject *waiters[2];    /* lists of futures: to receive, to send */
@@ -158,6 +162,7 @@ typedef struct TransportObject {
     PyObject *room_waiter;
     PyObject *sockname, *peername; /* known beforehand, or asked for */
     PyObject *weakrefs;
+    PyObject *dict;      /* what the program has set on it; NULL: nothing */
     fnet_list link;      /* in loop->transports while attached */
     fnet_list conn_link; /* in conns->transports */
     fnet_stream stream;
@@ -166,6 +171,7 @@ typedef struct TransportObject {
     int fd;
     int family;
     uint32_t conn_lost;
+    uint8_t pipe;  /* enum fnet_pipe_end; 0: a socket */
     bool attached; /* registered, and kept alive by the loop */
     bool closing, paused, eof_written, protocol_paused, buffered;
     bool started;   /* reading may begin: connection_made() was called */
@@ -224,15 +230,15 @@ struct LoopObject {
     fnet_depot *depot;
     fnet_shard home;
     fnet_prompter *prompter;
-    fnet_shardset set; /* home and the shards that workers have */
-    fnet_batch batch;  /* of home's passes */
-    fnet_batch *mail;  /* a worker's, that is being delivered */
+    fnet_shardset set;      /* home and the shards that workers have */
+    fnet_batch batch;       /* of home's passes */
+    fnet_batch *mail;       /* a worker's, that is being delivered */
     fnet_batch *delivering; /* whose completions are being delivered */
-    int64_t now;       /* when the pass was over */
-    uint64_t turns;    /* there have been */
-    int home_mode;     /* enum fnet_home_mode */
-    uint64_t flips;    /* of home's token: FNET_HOME_FLIPS */
-    bool recalling;    /* home was asked for */
+    int64_t now;            /* when the pass was over */
+    uint64_t turns;         /* there have been */
+    int home_mode;          /* enum fnet_home_mode */
+    uint64_t flips;         /* of home's token: FNET_HOME_FLIPS */
+    bool recalling;         /* home was asked for */
     fnet_adapt adapt;
     int advice;         /* enum fnet_advice, not followed yet */
     int schedstat;      /* of the thread that runs the loop; -1: none */
@@ -247,6 +253,8 @@ struct LoopObject {
     fnet_list holds;      /* socket operations that keep their socket open */
     int signal_pipe[2];
     WatchObject *signal_watch;
+    fnet_names names;
+    fnet_list lookups; /* those asked, each with a reference to its future */
 
     int64_t last_pass;
     int64_t gil_released;   /* when a pass last gave it up */
@@ -399,11 +407,26 @@ void fnet_watch_drop(WatchObject *watch);
 /* sock.c */
 extern PyType_Spec fnet_sockop_spec;
 extern PyMethodDef fnet_sock_methods[];
+/* 1 if the socket is of a class that has recv() or send() of its own, which
+ * are to be used then as asyncio does; 0, or -1. */
+int fnet_has_own_calls(module_state *state, PyObject *sock);
 /* The loop closes: sockets whose close() was put off are closed. */
 void fnet_sock_let_all_go(LoopObject *loop);
 
 /* transport.c, transport_api.c, transport_io.c */
 extern PyType_Spec fnet_transport_spec;
+extern PyMethodDef fnet_transport_methods[];
+/* What every transport begins with. */
+void fnet_transport_prepare(TransportObject *transport, LoopObject *loop);
+/* TypeError unless write() takes it. */
+int fnet_transport_check_data(PyObject *data);
+static inline bool
+fnet_is_transport(const module_state *state, PyObject *object)
+{
+    return Py_IS_TYPE(object, state->transport_type) ||
+           Py_IS_TYPE(object, state->readpipe_type) ||
+           Py_IS_TYPE(object, state->writepipe_type);
+}
 /* asyncio's default high-water mark, in bytes; the low one is a quarter. */
 #define FNET_HIGH_WATER ((size_t)64 * 1024)
 int fnet_transport_traverse(TransportObject *transport, visitproc visit,
@@ -463,6 +486,23 @@ bool fnet_datagram_uses_fd(PyObject *transport);
 /* The loop is closed and lets go of its datagram transports. */
 void fnet_datagrams_abandon(LoopObject *loop);
 int fnet_datagrams_traverse(LoopObject *loop, visitproc visit, void *arg);
+/* pipe.c: where a pipe's transport differs from a socket's */
+extern PyMethodDef fnet_pipe_methods[];
+int fnet_pipe_make_types(PyObject *module, module_state *state);
+void fnet_pipe_detach(TransportObject *transport);
+void fnet_pipe_close_descriptor(TransportObject *transport);
+int fnet_pipe_fatal_error(TransportObject *transport);
+/* data_received() has raised: reported, and the transport goes on. */
+int fnet_pipe_data_failed(TransportObject *transport);
+int fnet_pipe_deliver_eof(TransportObject *transport);
+/* names.c */
+extern PyMethodDef fnet_names_methods[];
+void fnet_loop_init_names(LoopObject *loop);
+/* Look-ups that are not done will not be. */
+void fnet_loop_drop_names(LoopObject *loop);
+int fnet_loop_traverse_names(LoopObject *loop, visitproc visit, void *arg);
+/* Tells those who wait what the pool's threads have found. */
+void fnet_loop_deliver_names(LoopObject *loop);
 
 /* server.c */
 extern PyType_Spec fnet_listener_spec, fnet_connset_spec;

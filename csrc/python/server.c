@@ -287,7 +287,7 @@ free_number(LoopObject *loop, int fd)
     PyObject *object;
 
     while ((object = fnet_loop_fd_object(loop, fd)) != NULL &&
-           !Py_IS_TYPE(object, loop->state->transport_type)) {
+           !fnet_is_transport(loop->state, object)) {
         loop->fds[fd] = NULL;
         if (Py_IS_TYPE(object, loop->state->watch_type)) {
             fnet_watch_drop((WatchObject *)object);

@@ -10,6 +10,17 @@
 
 /* -- life --------------------------------------------------------------- */
 
+void
+fnet_transport_prepare(TransportObject *self, LoopObject *loop)
+{
+    fnet_list_init(&self->link);
+    fnet_list_init(&self->conn_link);
+    self->loop = (LoopObject *)Py_NewRef((PyObject *)loop);
+    self->high = FNET_HIGH_WATER;
+    self->low = FNET_HIGH_WATER / 4;
+    self->fd = -1;
+}
+
 static TransportObject *
 allocate(LoopObject *loop)
 {
@@ -17,12 +28,7 @@ allocate(LoopObject *loop)
     TransportObject *self = (TransportObject *)type->tp_alloc(type, 0);
 
     if (self != NULL) {
-        fnet_list_init(&self->link);
-        fnet_list_init(&self->conn_link);
-        self->loop = (LoopObject *)Py_NewRef((PyObject *)loop);
-        self->high = FNET_HIGH_WATER;
-        self->low = FNET_HIGH_WATER / 4;
-        self->fd = -1;
+        fnet_transport_prepare(self, loop);
     }
     return self;
 }
@@ -177,6 +183,10 @@ detach_stream(TransportObject *self, bool closing)
 {
     LoopObject *loop = self->loop;
 
+    if (FNET_UNLIKELY(self->pipe != 0)) {
+        fnet_pipe_detach(self);
+        return;
+    }
     FNET_BEGIN_SHARED(self)
     fnet_transport_keep_names(self);
     self->attached = false;
@@ -193,7 +203,10 @@ static void
 close_descriptor(TransportObject *self)
 {
     PyObject *exc = PyErr_Occurred() ? fnet_err_take() : NULL;
-    if (self->sock != NULL) {
+    if (FNET_UNLIKELY(self->pipe != 0)) {
+        fnet_pipe_close_descriptor(self);
+    }
+    else if (self->sock != NULL) {
         PyObject *result = PyObject_CallMethodNoArgs(
             self->sock, self->loop->state->str_close);
         if (result == NULL) {
@@ -217,6 +230,9 @@ close_fd(TransportObject *self)
     if (self->attached) {
         detach_stream(self, true);
         close_descriptor(self);
+        /* The peer may be a connection of this loop: the next turn looks, so
+         * that both ends see it in as many turns as in asyncio. */
+        self->loop->last_pass = 0;
     }
 }
 
@@ -271,6 +287,7 @@ fnet_transport_traverse(TransportObject *self, visitproc visit, void *arg)
     Py_VISIT(self->room_waiter);
     Py_VISIT(self->sockname);
     Py_VISIT(self->peername);
+    Py_VISIT(self->dict);
     return 0;
 }
 
@@ -288,6 +305,7 @@ fnet_transport_clear(TransportObject *self)
     Py_CLEAR(self->room_waiter);
     Py_CLEAR(self->sockname);
     Py_CLEAR(self->peername);
+    Py_CLEAR(self->dict);
     return 0;
 }
 
@@ -349,6 +367,9 @@ fnet_transport_force_close(TransportObject *self, PyObject *exc)
 int
 fnet_transport_fatal_error(TransportObject *self, const char *message)
 {
+    if (FNET_UNLIKELY(self->pipe != 0)) {
+        return fnet_pipe_fatal_error(self);
+    }
     if (fnet_must_propagate()) {
         return -1;
     }

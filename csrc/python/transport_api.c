@@ -1,6 +1,8 @@
 /* transport_api: a transport's methods, and its type. */
 #include "python/module.h"
 
+#include "net/pipe.h"
+
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 
@@ -151,7 +153,7 @@ fnet_transport_set_protocol(TransportObject *self, PyObject *protocol)
     if (buffered < 0) {
         return -1;
     }
-    self->buffered = buffered != 0;
+    self->buffered = buffered != 0 && self->pipe != FNET_PIPE_WRITE;
     fnet_shared_set((PyObject *)self, &self->protocol, Py_NewRef(protocol));
     if (self->attached) {
         fnet_stream_set_direct(&self->stream, self->buffered);
@@ -357,6 +359,14 @@ fnet_make_socket_transport(LoopObject *loop, PyObject *args, PyObject *kwargs)
     if (fd < 0 || fnet_ensure_no_transport(loop, fd, sock) < 0) {
         return NULL;
     }
+    int own_calls = fnet_has_own_calls(loop->state, sock);
+    if (FNET_UNLIKELY(own_calls != 0)) {
+        return own_calls < 0 ? NULL
+                             : PyObject_CallMethod((PyObject *)loop,
+                                                   "_make_own_calls_transport",
+                                                   "OOOOO", sock, protocol,
+                                                   waiter, extra, server);
+    }
     PyObject *family = PyObject_GetAttr(sock, loop->state->str_family);
     if (family == NULL) {
         return NULL;
@@ -442,19 +452,24 @@ static PyGetSetDef transport_getset[] = {
     {"_server", (getter)transport_get_field, NULL, NULL, "S"},
     {"_protocol", (getter)transport_get_field, NULL, NULL, "P"},
     {"_conn_lost", (getter)transport_get_field, NULL, NULL, "n"},
+    /* Programs hang their own things on transports, and tests replace their
+     * methods, as on asyncio's. */
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef transport_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(TransportObject, weakrefs),
      READONLY, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(TransportObject, dict), READONLY,
+     NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 #define WITH_KEYWORDS(function)                                               \
     (PyCFunction)(void (*)(void))(function), METH_VARARGS | METH_KEYWORDS
 
-static PyMethodDef transport_methods[] = {
+PyMethodDef fnet_transport_methods[] = {
     {"write", (PyCFunction)fnet_transport_write, METH_O,
      "Send bytes: at once, or with the turn's other output, within 2 ms."},
     {"writelines", (PyCFunction)fnet_transport_writelines, METH_O,
@@ -508,7 +523,7 @@ static PyType_Slot transport_slots[] = {
     {Py_tp_traverse, fnet_transport_traverse},
     {Py_tp_clear, fnet_transport_clear},
     {Py_tp_repr, transport_repr},
-    {Py_tp_methods, transport_methods},
+    {Py_tp_methods, fnet_transport_methods},
     {Py_tp_members, transport_members},
     {Py_tp_getset, transport_getset},
     {0, NULL},

@@ -67,6 +67,9 @@ deliver_bytes(TransportObject *self, PyObject *bytes)
     PyObject *result =
         fnet_transport_call(self, self->loop->state->str_data_received, bytes);
     if (FNET_UNLIKELY(result == NULL)) {
+        if (self->pipe != 0) {
+            return fnet_pipe_data_failed(self);
+        }
         return fnet_transport_fatal_error(
             self, "Fatal error: protocol.data_received() call failed.");
     }
@@ -221,12 +224,15 @@ fnet_transport_deliver_held(TransportObject *self, PyObject *unused)
 static int
 deliver_eof(TransportObject *self)
 {
-    if (self->conn_lost != 0 || self->closing) {
+    if (self->conn_lost != 0 || (self->closing && self->pipe == 0)) {
         return 0;
     }
     if (self->paused || self->held != NULL) {
         fnet_stream_untake_eof(&self->stream);
         return 0;
+    }
+    if (FNET_UNLIKELY(self->pipe != 0)) {
+        return fnet_pipe_deliver_eof(self);
     }
     PyObject *result =
         fnet_transport_call(self, self->loop->state->str_eof_received, NULL);
@@ -573,6 +579,17 @@ piece_of(PyObject *data, fnet_piece *piece, Py_buffer *view)
     return 0;
 }
 
+int
+fnet_transport_check_data(PyObject *data)
+{
+    if (FNET_UNLIKELY(!PyBytes_Check(data) && !PyByteArray_Check(data) &&
+                      !PyMemoryView_Check(data))) {
+        return wrong_type(
+            "data argument must be a bytes-like object, not '%.200s'", data);
+    }
+    return 0;
+}
+
 PyObject *
 fnet_transport_write(TransportObject *self, PyObject *data)
 {
@@ -580,13 +597,7 @@ fnet_transport_write(TransportObject *self, PyObject *data)
     Py_buffer view;
     int rc = 0;
 
-    if (FNET_UNLIKELY(!PyBytes_Check(data) && !PyByteArray_Check(data) &&
-                      !PyMemoryView_Check(data))) {
-        wrong_type("data argument must be a bytes-like object, not '%.200s'",
-                   data);
-        return NULL;
-    }
-    if (may_write(self, "write") < 0) {
+    if (fnet_transport_check_data(data) < 0 || may_write(self, "write") < 0) {
         return NULL;
     }
     if (piece_of(data, &piece, &view) < 0) {

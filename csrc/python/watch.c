@@ -96,7 +96,7 @@ fnet_ensure_no_transport(LoopObject *loop, int fd, PyObject *fdobj)
 {
     PyObject *object = fnet_loop_fd_object(loop, fd);
 
-    if (object != NULL && Py_IS_TYPE(object, loop->state->transport_type)) {
+    if (object != NULL && fnet_is_transport(loop->state, object)) {
         TransportObject *transport = (TransportObject *)object;
         if (!transport->closing && !transport->unguarded) {
             PyErr_Format(PyExc_RuntimeError,
@@ -128,6 +128,7 @@ watch_new(LoopObject *loop, int fd)
     self->loop = loop;
     self->fd = fd;
     self->reader = self->writer = NULL;
+    self->objects[RECEIVE] = self->objects[SEND] = NULL;
     self->since[RECEIVE] = self->since[SEND] = 0;
     self->since_batch[RECEIVE] = self->since_batch[SEND] = 0;
     self->waiters[RECEIVE] = self->waiters[SEND] = NULL;
@@ -216,6 +217,8 @@ fnet_watch_drop(WatchObject *self)
     }
     Py_CLEAR(self->reader);
     Py_CLEAR(self->writer);
+    Py_CLEAR(self->objects[RECEIVE]);
+    Py_CLEAR(self->objects[SEND]);
     Py_CLEAR(self->waiters[RECEIVE]);
     Py_CLEAR(self->waiters[SEND]);
     Py_CLEAR(self->sockref);
@@ -227,6 +230,8 @@ watch_traverse(WatchObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->reader);
     Py_VISIT(self->writer);
+    Py_VISIT(self->objects[RECEIVE]);
+    Py_VISIT(self->objects[SEND]);
     Py_VISIT(self->waiters[RECEIVE]);
     Py_VISIT(self->waiters[SEND]);
     Py_VISIT(self->sockref);
@@ -238,6 +243,8 @@ watch_clear(WatchObject *self)
 {
     Py_CLEAR(self->reader);
     Py_CLEAR(self->writer);
+    Py_CLEAR(self->objects[RECEIVE]);
+    Py_CLEAR(self->objects[SEND]);
     Py_CLEAR(self->waiters[RECEIVE]);
     Py_CLEAR(self->waiters[SEND]);
     Py_CLEAR(self->sockref);
@@ -345,11 +352,26 @@ run_handler(WatchObject *self, int direction)
     return rc;
 }
 
+/* 0; -1: what it raised must leave run_forever(). */
+static int
+check_signals_call(LoopObject *loop, PyObject *result)
+{
+    if (result == NULL) {
+        if (fnet_must_propagate()) {
+            return -1;
+        }
+        PyErr_WriteUnraisable((PyObject *)loop);
+    }
+    Py_XDECREF(result);
+    return 0;
+}
+
 static int
 deliver_signals(LoopObject *loop)
 {
     char bytes[256];
     ssize_t n;
+    size_t total = 0;
 
     for (;;) {
         /* Handlers that raise run before the bytes are taken, not after. */
@@ -358,18 +380,22 @@ deliver_signals(LoopObject *loop)
         }
         n = fnet_sys_read(loop->signal_pipe[0], bytes, sizeof(bytes));
         if (n <= 0) {
-            return 0;
+            break;
         }
+        total += (size_t)n;
         PyObject *result = PyObject_CallMethod(
             (PyObject *)loop, "_process_self_data", "y#", bytes, n);
-        if (result == NULL) {
-            if (fnet_must_propagate()) {
-                return -1;
-            }
-            PyErr_WriteUnraisable((PyObject *)loop);
+        if (check_signals_call(loop, result) < 0) {
+            return -1;
         }
-        Py_XDECREF(result);
     }
+    /* As much as the smallest pipe holds: it may have been full. */
+    if (total < 4096) {
+        return 0;
+    }
+    return check_signals_call(
+        loop,
+        PyObject_CallMethod((PyObject *)loop, "_signals_were_lost", NULL));
 }
 
 static int
@@ -463,11 +489,28 @@ remove_handle(LoopObject *loop, int fd, int direction)
         return 0;
     }
     HandleObject *handle = *slot;
+    PyObject *object = watch->objects[direction];
     *slot = NULL;
+    watch->objects[direction] = NULL;
     int rc = update(watch);
     fnet_handle_cancel(handle);
     Py_DECREF(handle);
+    Py_XDECREF(object);
     return rc < 0 ? -1 : 1;
+}
+
+/* The number that an object had when it was added: it has been closed since,
+ * and programs (anyio) remove it all the same.  -1: it never was. */
+static int
+number_of(LoopObject *loop, PyObject *fdobj, int direction)
+{
+    for (size_t fd = 0; fd < loop->nfds; fd++) {
+        WatchObject *watch = find_watch(loop, (int)fd);
+        if (watch != NULL && watch->objects[direction] == fdobj) {
+            return (int)fd;
+        }
+    }
+    return -1;
 }
 
 static PyObject *
@@ -489,8 +532,14 @@ add(LoopObject *loop, PyObject *const *args, Py_ssize_t nargs, int direction,
         (public && fnet_ensure_no_transport(loop, fd, args[0]) < 0)) {
         return NULL;
     }
-    return (PyObject *)add_handle(loop, fd, direction, args[1], args + 2,
-                                  nargs - 2);
+    HandleObject *handle =
+        add_handle(loop, fd, direction, args[1], args + 2, nargs - 2);
+    WatchObject *watch = handle == NULL ? NULL : find_watch(loop, fd);
+    if (watch != NULL) {
+        PyObject *object = PyLong_Check(args[0]) ? NULL : Py_NewRef(args[0]);
+        Py_XSETREF(watch->objects[direction], object);
+    }
+    return (PyObject *)handle;
 }
 
 static PyObject *
@@ -503,7 +552,14 @@ remove_(LoopObject *loop, PyObject *fdobj, int direction, bool public)
         return NULL;
     }
     int fd = fnet_fileno(loop->state, fdobj);
-    if (fd < 0 || (public && fnet_ensure_no_transport(loop, fd, fdobj) < 0)) {
+    bool closed = fd < 0 && PyErr_ExceptionMatches(PyExc_ValueError);
+    if (closed) {
+        PyObject *exc = fnet_err_take();
+        fd = number_of(loop, fdobj, direction);
+        fd >= 0 ? Py_DECREF(exc) : fnet_err_restore(exc);
+    }
+    if (fd < 0 ||
+        (public && !closed && fnet_ensure_no_transport(loop, fd, fdobj) < 0)) {
         return NULL;
     }
     int rc = remove_handle(loop, fd, direction);

@@ -13,6 +13,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <stddef.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 
@@ -108,9 +109,27 @@ pipe_and_eventfd(void)
     CHECK(fnet_sys_read(fds[0], buf, 8) == -EAGAIN);
     CHECK(fnet_sys_write(fds[1], "abc", 3) == 3);
     CHECK(fnet_sys_read(fds[0], buf, 8) == 3);
+    struct iovec iov[] = {{(void *)(uintptr_t)"de", 2},
+                          {(void *)(uintptr_t)"f", 1}};
+    CHECK(fnet_sys_writev(fds[1], iov, 2) == 3);
+    CHECK(fnet_sys_read(fds[0], buf, 8) == 3 && memcmp(buf, "def", 3) == 0);
+    int copy = fnet_sys_dup(fds[1]);
+    CHECK(copy >= 0 && copy != fds[1] && is_nonblocking_cloexec(copy));
+    fnet_sys_close(copy);
+    CHECK(fnet_sys_dup(-1) == -EBADF);
+    CHECK(S_ISFIFO((mode_t)fnet_sys_mode(fds[0])));
+    CHECK(fnet_sys_mode(-1) == -EBADF);
     fnet_sys_close(fds[1]);
     CHECK(fnet_sys_read(fds[0], buf, 8) == 0);
     fnet_sys_close(fds[0]);
+    CHECK(pipe(fds) == 0 && (fcntl(fds[0], F_GETFL) & O_NONBLOCK) == 0);
+    for (int i = 0; i < 2; i++) {
+        CHECK(fnet_sys_set_nonblocking(fds[0]) == 0);
+        CHECK((fcntl(fds[0], F_GETFL) & O_NONBLOCK) != 0);
+    }
+    CHECK(fnet_sys_set_nonblocking(-1) == -EBADF);
+    fnet_sys_close(fds[0]);
+    fnet_sys_close(fds[1]);
     int fd = fnet_sys_eventfd();
     CHECK(fd >= 0 && is_nonblocking_cloexec(fd));
     uint64_t value = 3;
