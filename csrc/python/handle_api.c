@@ -169,7 +169,7 @@ timer_when(TimerObject *self, PyObject *unused)
 static PyObject *
 timer_get_when(TimerObject *self, void *unused)
 {
-    return PyFloat_FromDouble(self->when);
+    return timer_when(self, NULL);
 }
 
 static PyObject *
