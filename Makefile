@@ -1,11 +1,13 @@
 # `make demo` and `make test` do everything on a fresh machine; see README.md.
 # Variables: VENV, PYTHON (what to make VENV with), JOBS, DEMO_ARGS,
-# PYTEST_ARGS, BENCH_ARGS.
+# PYTEST_ARGS, BENCH_ARGS; MINUTES (soak), TIMES (soak-life).
 
 SHELL := bash
 MAKEFLAGS += --no-print-directory
 VENV ?= .venv
 JOBS ?= 2
+MINUTES ?= 30
+TIMES ?= 1000
 PY := $(VENV)/bin/python
 
 BUILD_INPUTS := setup.py pyproject.toml $(wildcard csrc/*/*.[ch])
@@ -15,13 +17,15 @@ RELEASE := $(VENV)/.built-release
 DEBUG := $(VENV)/.built-debug
 
 .PHONY: help demo test build debug ctest asan ubsan tsan valgrind bench \
-    fmt fmt-check tidy ruff mypy lint check clean FORCE
+    soak soak-life fmt fmt-check tidy ruff mypy lint check clean FORCE
 
 help:
 	@echo 'make demo      an HTTP server under load on asyncio, uvloop, pyfastnet'
 	@echo 'make test      the tests: C, then Python'
 	@echo 'make build     pyfastnet into $(VENV); debug: with every assertion'
 	@echo 'make ctest     the C tests alone; asan, ubsan, tsan, valgrind: under each'
+	@echo 'make soak      MINUTES=30 of mixed load on four shards, every byte checked'
+	@echo 'make soak-life forks, exits, finalization, threads: TIMES=1000 each'
 	@echo 'make bench     the benchmarks, with pytest-benchmark'
 	@echo 'make fmt       formats; lint: all linters; tidy: clang-tidy alone'
 	@echo 'make check     what the continuous integration runs'
@@ -72,6 +76,12 @@ asan:
 	@bash .ci/setup tools
 	$(MAKE) -C tests/c asan
 	bash .ci/run pytest-sanitized
+
+soak: $(RELEASE) $(VENV)/.extra-test
+	$(PY) tests/soak.py --minutes $(MINUTES)
+
+soak-life: $(RELEASE) $(VENV)/.extra-test
+	$(PY) tests/lives.py --times $(TIMES)
 
 bench: $(RELEASE) $(VENV)/.extra-bench
 	@mkdir -p build

@@ -21,6 +21,7 @@ from support import (
     read_all,
     read_exactly,
     run_script,
+    turns,
     until,
     within,
 )
@@ -293,7 +294,7 @@ async def test_threads_do_not_disturb_connections(loop, link):
     task = asyncio.create_task(jobs())
     for number in range(100):
         peer.sendall(b"%02d" % number)
-        await asyncio.sleep(0)
+        await turns()
     await protocol.received(200)
     await within(task)
     assert protocol.data == b"".join(b"%02d" % n for n in range(100))

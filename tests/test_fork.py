@@ -3,7 +3,9 @@
 from support import run_script
 
 HEAD = """
-    import gc, warnings
+    import gc, logging, warnings
+    # for what debug mode tells of a busy machine: slow callbacks
+    logging.getLogger('asyncio').setLevel(logging.ERROR)
     # for the threads that a loop may have (3.12 warns of any)
     warnings.simplefilter('ignore', DeprecationWarning)
     signal.alarm(20)

@@ -28,10 +28,12 @@ def path():
 
 
 async def use(path):
-    """Sends something and gets it back."""
+    """Sends something and gets it back; until the server has ended, too."""
     with dial(path) as client:
         client.sendall(b"data")
         assert await in_thread(client.recv, 10) == b"data"
+        client.shutdown(socket.SHUT_WR)
+        assert await in_thread(client.recv, 10) == b""
 
 
 async def test_serves(loop, path):

@@ -10,6 +10,16 @@ fnet_inbox_init(fnet_inbox *inbox, fnet_poller *sleeper)
 }
 
 void
+fnet_inbox_forget(fnet_inbox *inbox)
+{
+    if (fnet_lock_init(&inbox->lock, FNET_RANK_INBOX) < 0) {
+        fnet_panic("inbox: no lock after fork");
+    }
+    fnet_list_init(&inbox->batches);
+    atomic_store(&inbox->count, 0);
+}
+
+void
 fnet_inbox_fini(fnet_inbox *inbox)
 {
     fnet_assert(fnet_list_empty(&inbox->batches));

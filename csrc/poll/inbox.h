@@ -25,6 +25,9 @@ typedef struct fnet_inbox {
 } fnet_inbox;
 
 FNET_MUST_CHECK int fnet_inbox_init(fnet_inbox *inbox, fnet_poller *sleeper);
+/* In a forked child, where another thread of the parent may have been in the
+ * middle of anything: forgets what is there. */
+void fnet_inbox_forget(fnet_inbox *inbox);
 /* It is empty. */
 void fnet_inbox_fini(fnet_inbox *inbox);
 

@@ -78,6 +78,24 @@ fnet_shard_reset_lock(fnet_shard *shard)
 }
 
 void
+fnet_shard_forget_pass(fnet_shard *shard)
+{
+    fnet_list_init(&shard->ready);
+    fnet_list_init(&shard->dirty);
+    fnet_list_init(&shard->gated);
+    fnet_chain_init(&shard->spent);
+    for (uint32_t i = 0; i < shard->poller.count; i++) {
+        fnet_source *source = shard->poller.slots[i].source;
+        if (source != NULL) {
+            fnet_list_init(&source->ready);
+            fnet_list_init(&source->dirty);
+        }
+    }
+    shard->busy = NULL;
+    shard->busy_awaited = shard->flushing = false;
+}
+
+void
 fnet_shard_prepare_sleep(fnet_shard *shard)
 {
     /* seq_cst: pairs with the load in fnet_poller_wake_any(). */

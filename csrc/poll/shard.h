@@ -140,6 +140,10 @@ void fnet_shard_fini(fnet_shard *shard);
 
 /* In a forked child: another thread of the parent may have held the lock. */
 void fnet_shard_reset_lock(fnet_shard *shard);
+/* Likewise, where that thread may have been in the middle of a pass: what is
+ * on lists may be on the stack of a thread that is no more.  The lists are
+ * empty afterwards; segments on their way to `spent` are lost. */
+void fnet_shard_forget_pass(fnet_shard *shard);
 
 #define FNET_NO_WAIT INT64_C(0)
 #define FNET_FOREVER INT64_MAX

@@ -351,16 +351,47 @@ fnet_shardset_start(fnet_shardset *set)
     }
 }
 
+/* Nobody had a lock that guards the lists of batches. */
+static bool
+is_free(fnet_lock *lock)
+{
+    bool yes = fnet_lock_try(lock);
+
+    if (yes) {
+        fnet_lock_release(lock);
+    }
+    return yes;
+}
+
+static bool
+batches_are_whole(fnet_shardset *set)
+{
+    bool whole = is_free(&set->inbox.lock);
+
+    for (unsigned i = 0; i < set->count; i++) {
+        whole = is_free(&set->members[i].shard->output) && whole;
+    }
+    return whole;
+}
+
 void
 fnet_shardset_after_fork(fnet_shardset *set)
 {
-    if (fnet_lock_init(&set->inbox.lock, FNET_RANK_INBOX) < 0) {
-        fnet_panic("shardset: no lock after fork");
+    bool whole = batches_are_whole(set);
+
+    if (!whole) {
+        fnet_inbox_forget(&set->inbox);
     }
     for (unsigned i = 0; i < set->count; i++) {
         fnet_member *member = &set->members[i];
         fnet_shard_reset_lock(member->shard);
+        if (member->shard->phase == FNET_PHASE_PASS) {
+            fnet_shard_forget_pass(member->shard); /* by another thread */
+        }
         if (member->worker != NULL) {
+            if (!whole) {
+                fnet_worker_forget_batches(member->worker);
+            }
             fnet_worker_forget(member->worker);
             fnet_worker_take_over(member->worker);
         }

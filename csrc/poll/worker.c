@@ -210,10 +210,25 @@ fnet_worker_start(fnet_worker *worker)
 void
 fnet_worker_forget(fnet_worker *worker)
 {
+    if (fnet_thread_started(&worker->thread)) {
+        fnet_shard_forget_pass(worker->shard);
+    }
     fnet_thread_forget(&worker->thread);
     worker->shard->stop = false;
     if (fnet_cond_init(&worker->lent) < 0) {
         fnet_panic("worker: no condition after fork");
+    }
+}
+
+void
+fnet_worker_forget_batches(fnet_worker *worker)
+{
+    fnet_shard *shard = worker->shard;
+
+    fnet_list_init(&shard->batches);
+    for (int i = 0; i < FNET_BATCHES; i++) {
+        fnet_list_init(&worker->batches[i].link);
+        fnet_list_push(&shard->batches, &worker->batches[i].link);
     }
 }
 

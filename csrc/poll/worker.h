@@ -42,8 +42,11 @@ bool fnet_worker_is_back(fnet_worker *worker);
 void fnet_worker_stop(fnet_worker *worker);
 /* Starts it again if the shard is lent: 0 or a negative errno. */
 FNET_MUST_CHECK int fnet_worker_start(fnet_worker *worker);
-/* In a forked child: forgets the thread, which is not there. */
+/* In a forked child: forgets the thread, which is not there, and if it was
+ * not stopped before the fork what it was doing. */
 void fnet_worker_forget(fnet_worker *worker);
+/* Likewise: no batch is in any list but that of the free ones. */
+void fnet_worker_forget_batches(fnet_worker *worker);
 /* With the thread stopped: the shard is the loop's, whatever it was. */
 void fnet_worker_take_over(fnet_worker *worker);
 

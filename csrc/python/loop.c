@@ -326,6 +326,10 @@ drop_batch(LoopObject *self)
         fnet_loop_drop_batch(batch);
         (void)fnet_shard_return_batch(batch->shard, batch);
     }
+    for (unsigned i = 0; self->forked && i < self->set.count; i++) {
+        /* What a worker had in its hands when it was forked away. */
+        self->set.members[i].shard->posted = 0;
+    }
 }
 
 static void
@@ -411,6 +415,10 @@ loop_after_fork(LoopObject *self, PyObject *unused)
 {
     if (self->has_core && !self->forked) {
         self->forked = true;
+        if (self->home.phase == FNET_PHASE_PASS) {
+            /* Another thread is filling it. */
+            self->batch.next = self->batch.count;
+        }
         fnet_shardset_after_fork(&self->set);
         fnet_depot_forget(self->depot);
         self->set.home_away = false;

@@ -19,6 +19,8 @@ typedef struct snapshot {
     unsigned count;
     fnet_cache_stats cache;
     uint64_t timers, ready;
+    uint64_t flips; /* of the home shard's token */
+    bool home_away;
 } snapshot;
 
 static bool
@@ -38,6 +40,8 @@ take(LoopObject *loop, snapshot *out)
         fnet_depot_stats_any(loop->depot, &out->cache);
         out->timers = loop->timers.count;
         out->ready = loop->ring_count;
+        out->flips = loop->flips;
+        out->home_away = loop->set.home_away;
 #ifdef Py_GIL_DISABLED
         out->ready += loop->inbox_count;
 #endif
@@ -145,6 +149,8 @@ fnet_loop_stats(LoopObject *self, PyObject *unused)
         put_cache(cache, &from.cache) < 0 ||
         PyDict_SetItemString(result, "shards", shards) < 0 ||
         PyDict_SetItemString(result, "cache", cache) < 0 ||
+        put(result, "home_away", from.home_away) < 0 ||
+        put(result, "flips", from.flips) < 0 ||
         put(result, "timers", from.timers) < 0 ||
         put(result, "ready", from.ready) < 0) {
         Py_CLEAR(result);
