@@ -52,6 +52,17 @@ need_compiler() {
     fi
 }
 
+# need_servers: what tests/clients talks to.
+need_servers() {
+    local missing=()
+    have redis-server || missing+=(redis-server)
+    have initdb || compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null ||
+        missing+=(postgresql)
+    if [ ${#missing[@]} -gt 0 ]; then
+        install_packages "${missing[@]}"
+    fi
+}
+
 # describe_python PROGRAM: "MINOR MICRO HEADERS VENV PATH" of a released
 # CPython >= 3.11 with a GIL; else nothing.
 describe_python() {

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from socket import socket
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -212,6 +212,25 @@ class Loop:
         """Completes when the socket may be readable (retry, and wait again
         on BlockingIOError).  Raises RuntimeError for a transport's socket."""
     def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]: ...
+    # -- names ------------------------------------------------------------
+    def _look_up(
+        self,
+        host: bytes | None,
+        service: bytes | None,
+        family: int,
+        type: int,
+        proto: int,
+        flags: int,
+        /,
+    ) -> Any:
+        """The list of socket.getaddrinfo() with plain numbers, or where the
+        answer takes a look-up a future of it."""
+    def _look_up_name(self, sockaddr: Any, flags: int, /) -> Any:
+        """(host, service), or a future of it; None if the address is
+        malformed."""
+    def _forget_look_up(self, future: asyncio.Future[Any], /) -> None:
+        """Nobody waits for this future any more; does nothing if it is
+        done."""
     # -- transports and servers ---------------------------------------------
     def _make_socket_transport(
         self,
@@ -239,13 +258,19 @@ class Loop:
         protocol: Any,
         waiter: Any = None,
         extra: dict[str, Any] | None = None,
-    ) -> ReadPipeTransport: ...
+        *,
+        own: bool = False,
+    ) -> ReadPipeTransport:
+        """Works on a duplicate of the descriptor, unless `own` says that
+        nobody else uses it."""
     def _make_write_pipe_transport(
         self,
         pipe: Any,
         protocol: Any,
         waiter: Any = None,
         extra: dict[str, Any] | None = None,
+        *,
+        own: bool = False,
     ) -> WritePipeTransport: ...
     def _listen(
         self,
@@ -273,3 +298,104 @@ class Loop:
 def _stack_stats() -> dict[str, int]:
     """The stacks of the core's threads, over the process: see
     pyfastnet.stats().  Any thread."""
+
+# -- the blocking sockets -----------------------------------------------------
+
+class Socket:
+    """The C half of pyfastnet.Socket; the cold half is pyfastnet.socket."""
+
+    _family: int
+    _type: int
+    _ours: bool
+    _closed: bool
+    proto: int
+    timeout: float | None
+    def __init__(
+        self,
+        family: int = -1,
+        type: int = -1,
+        proto: int = -1,
+        fileno: int | None = None,
+    ) -> None: ...
+    # -- life ---------------------------------------------------------------
+    def close(self) -> None: ...
+    def detach(self) -> int: ...
+    def fileno(self) -> int: ...
+    def _add_file(self) -> None: ...
+    def _drop_file(self) -> None: ...
+    # -- connections ----------------------------------------------------------
+    def connect(self, address: Any, /) -> None: ...
+    def connect_ex(self, address: Any, /) -> int: ...
+    def accept(self) -> tuple[Any, Any]: ...
+    def listen(self, backlog: int = ..., /) -> None: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def getsockname(self) -> Any: ...
+    def getpeername(self) -> Any: ...
+    # -- receiving --------------------------------------------------------------
+    def recv(self, bufsize: int, flags: int = ..., /) -> bytes: ...
+    def recv_into(
+        self, buffer: WriteableBuffer, nbytes: int = ..., flags: int = ...
+    ) -> int: ...
+    def recvfrom(self, bufsize: int, flags: int = ..., /) -> tuple[bytes, Any]: ...
+    def recvfrom_into(
+        self, buffer: WriteableBuffer, nbytes: int = ..., flags: int = ...
+    ) -> tuple[int, Any]: ...
+    def recv_exactly(self, n: int, /) -> bytes: ...
+    def recv_until(self, separator: ReadableBuffer, limit: int = 65536) -> bytes: ...
+    def pending(self) -> int: ...
+    # -- sending ----------------------------------------------------------------
+    def send(self, data: ReadableBuffer, flags: int = ..., /) -> int: ...
+    def sendall(
+        self,
+        data: ReadableBuffer | list[Any] | tuple[Any, ...],
+        flags: int = ...,
+        /,
+    ) -> None: ...
+    def sendto(self, data: ReadableBuffer, *flags_and_address: Any) -> int: ...
+    def sendmsg(self, buffers: Iterable[ReadableBuffer], *args: Any) -> int: ...
+    def _sendfile(self, fileno: int, offset: int, count: int, /) -> int: ...
+    # -- time and options ---------------------------------------------------
+    def settimeout(self, timeout: float | None, /) -> None: ...
+    def gettimeout(self) -> float | None: ...
+    def setblocking(self, flag: bool, /) -> None: ...
+    def getblocking(self) -> bool: ...
+    def set_deadline(
+        self, when: float | None = None, *, after: float | None = None
+    ) -> None: ...
+    def set_read_deadline(
+        self, when: float | None = None, *, after: float | None = None
+    ) -> None: ...
+    def set_write_deadline(
+        self, when: float | None = None, *, after: float | None = None
+    ) -> None: ...
+    def setsockopt(self, level: int, option: int, *value: Any) -> None: ...
+    # -- through the socket module --------------------------------------------
+    def _raw(self, name: str, args: tuple[Any, ...], address: Any = ..., /) -> Any:
+        """A method of socket.socket, on the same descriptor, that does not
+        wait."""
+    def _retry(
+        self,
+        name: str,
+        writes: bool,
+        function: Callable[[socket], Any],
+        address: Any = ...,
+        /,
+    ) -> Any:
+        """function(socket.socket) until it raises no BlockingIOError; waits
+        in between."""
+
+class SocketReader:
+    """The C half of what makefile('rb') gives."""
+
+    closed: bool
+    def __new__(cls, sock: Socket, size: int = ...) -> Self: ...
+    def read(self, n: int | None = -1, /) -> bytes: ...
+    def read1(self, n: int | None = -1, /) -> bytes: ...
+    def peek(self, n: int | None = 0, /) -> bytes: ...
+    def readline(self, limit: int | None = -1, /) -> bytes: ...
+    def readinto(self, buffer: WriteableBuffer, /) -> int: ...
+    def readinto1(self, buffer: WriteableBuffer, /) -> int: ...
+    def close(self) -> None: ...
+    def fileno(self) -> int: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> bytes: ...

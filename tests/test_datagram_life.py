@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 from endpoints import Endpoint, drained, endpoint, udp_socket
-from support import fd_count, in_thread, turns, until
+from support import fd_count, in_thread, not_with_home_away, turns, until
 
 
 @pytest.fixture
@@ -612,6 +612,7 @@ def test_leaving_the_loop_with_kept_ones(new_loop, kind):
         loop.run_until_complete(protocol.lost())
 
 
+@not_with_home_away  # which tells of errors when a worker has met them
 def test_leaving_the_loop_while_it_closes(new_loop):
     """From error_received(), called by close() or by the loop before it."""
     loop = new_loop()

@@ -5,6 +5,7 @@ import contextlib
 import contextvars
 import errno
 import socket
+import ssl
 import sys
 
 import pytest
@@ -609,6 +610,115 @@ def test_no_descriptors_left(new_loop):
         limit,
     )
     assert out.endswith("done\n")
+
+
+@pytest.mark.not_on("asyncio", "debug", reason="asyncio reports each attempt")
+def test_no_descriptors_for_several_listeners(new_loop):
+    """One report a second for all of them."""
+    run_script(
+        new_loop,
+        """
+        import resource
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
+        times, made = [], []
+
+        class Noting(asyncio.Protocol):
+            def connection_made(self, transport):
+                made.append(transport)
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(lambda _, ctx: times.append(loop.time()))
+            servers = [await loop.create_server(Noting, '127.0.0.1', 0)
+                       for _ in range(5)]
+            clients = [socket.socket() for _ in servers]
+            spare = []
+            while True:
+                try:
+                    spare.append(os.open('/dev/null', os.O_RDONLY))
+                except OSError:
+                    break
+            for client, server in zip(clients, servers):
+                client.setblocking(False)
+                client.connect_ex(server.sockets[0].getsockname())
+            await asyncio.sleep(1.5)
+            assert 1 <= len(times) <= 2, times
+            assert all(b - a >= 1 for a, b in zip(times, times[1:])), times
+            for number in spare:
+                os.close(number)
+            while len(made) < 5:  # nobody was dropped
+                await asyncio.sleep(0.02)
+            for transport in made:
+                transport.abort()
+            for server in servers:
+                server.close()
+            for client in clients:
+                client.close()
+            await asyncio.sleep(0)
+
+        loop = new_loop()
+        loop.run_until_complete(asyncio.wait_for(main(), 20))
+        loop.close()
+        """,
+    )
+
+
+@pytest.mark.not_on("asyncio", reason="about a hook of ours")
+async def test_hook_with_a_context(loop):
+    """Pythons to come may name the context that connections get."""
+    context = contextvars.copy_context()
+    context.run(VAR.set, "named")
+    seen = []
+
+    class Seeing(Echo):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            seen.append(VAR.get())
+
+    with listener(blocking=False) as lsock:
+        loop._start_serving(Seeing, lsock, None, None, 5, 60, 30, context)
+        loop._start_serving(Seeing, lsock, None, None, 5, 60, 30, context=context)
+        with dial(lsock.getsockname()) as client:
+            client.sendall(b"x")
+            assert await in_thread(read_exactly, client, 1) == b"x"
+        loop._unlisten(lsock.fileno())
+    assert seen == ["named"]
+    await turns(3)
+
+
+@pytest.mark.not_on("asyncio", reason="asyncio leaves the client's socket open")
+async def test_error_in_the_factory_over_tls(loop, authority, reports):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    good = Served(Echo)
+    before = fd_count()
+
+    def factory():
+        if not good.all:
+            good.all.append(None)
+            raise ValueError("not today")
+        return good()
+
+    server = await loop.create_server(factory, "127.0.0.1", 0, ssl=context)
+    address = server.sockets[0].getsockname()
+    client_context = ssl.create_default_context()
+    authority.configure_trust(client_context)
+
+    def talk():
+        with (
+            dial(address) as raw,
+            client_context.wrap_socket(raw, server_hostname="localhost") as client,
+        ):
+            client.sendall(b"x")
+            return client.recv(1)
+
+    with pytest.raises(OSError):
+        await in_thread(talk)
+    assert await in_thread(talk) == b"x"
+    server.close()
+    await until(lambda: fd_count() <= before)
+    assert any(isinstance(report.get("exception"), ValueError) for report in reports)
 
 
 # -- contexts -----------------------------------------------------------------

@@ -10,6 +10,7 @@ import socket
 import sys
 import warnings
 import weakref
+from unittest import mock
 
 import pytest
 from support import (
@@ -17,6 +18,7 @@ from support import (
     dial,
     in_thread,
     listener,
+    read_all,
     read_exactly,
     reset,
     tcp_pair,
@@ -432,3 +434,26 @@ async def test_closed_transports_do_not_warn(loop, link):
         warnings.simplefilter("error")
         del transport, protocol
         gc.collect()
+
+
+async def test_attributes_and_replaced_methods(loop, link):
+    """Transports take attributes, and mocks in the place of methods."""
+    transport, protocol, peer = await link(Recorder)
+    transport.mine = protocol
+    assert vars(transport)["mine"] is protocol
+    with mock.patch.object(transport, "write", side_effect=ConnectionResetError):
+        with pytest.raises(ConnectionResetError):
+            transport.write(b"no")
+    transport.write(b"yes")
+    transport.close()
+    assert await in_thread(read_all, peer) == b"yes"
+    await protocol.lost()
+    # A cycle through the attribute is collected.
+    link.protocols.clear()
+    gone = weakref.ref(transport)
+    transport.itself = transport
+    protocol.transport = None
+    del transport, protocol
+    await turns(2)
+    gc.collect()
+    assert gone() is None

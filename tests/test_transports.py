@@ -17,6 +17,7 @@ from support import (
     read_exactly,
     read_or_reset,
     turns,
+    until,
     within,
 )
 
@@ -667,3 +668,26 @@ async def test_connection_lost_may_close_the_rest(loop, link):
     protocols[0].transport.close()
     await within(protocols[-1].lost())
     assert all(protocol.calls == ["made", "lost"] for protocol in protocols)
+
+
+async def test_both_ends_on_one_loop_end_in_few_turns(loop):
+    """Programs that stop the loop once their own end is closed rely on the
+    other end's having heard of it."""
+    served = []
+
+    def factory():
+        served.append(Recorder())
+        return served[-1]
+
+    server = await loop.create_server(factory, "127.0.0.1", 0)
+    transport, protocol = await loop.create_connection(
+        Recorder, *server.sockets[0].getsockname()
+    )
+    await until(lambda: served and served[0].calls == ["made"])
+    transport.close()
+    between = 0
+    while "lost" not in served[0].calls:
+        await asyncio.sleep(0)
+        between += "lost" in protocol.calls
+        assert between <= 4
+    server.close()

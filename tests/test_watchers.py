@@ -604,3 +604,23 @@ async def test_wait_in_asyncio_style(loop, ends):
     peer.send(b"x")
     await within(readable())
     assert mine.recv(10) == b"x"
+
+
+@pytest.mark.parametrize("direction", ["reader", "writer"])
+async def test_removed_by_object_after_close(loop, pair, direction):
+    """As anyio does: the object has no number any more."""
+    mine, _ = pair
+    add = getattr(loop, f"add_{direction}")
+    remove = getattr(loop, f"remove_{direction}")
+    add(mine, print)
+    mine.close()
+    assert remove(mine) is True
+    with pytest.raises(ValueError, match="Invalid file descriptor: -1"):
+        remove(mine)
+    other, peer = socket.socketpair()
+    with other, peer:
+        with pytest.raises(ValueError, match="Invalid file descriptor: -1"):
+            remove(mine)
+        add(other.fileno(), print)
+        assert remove(other) is True
+        assert remove(other) is False

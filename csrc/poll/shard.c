@@ -272,14 +272,17 @@ void
 fnet_shard_flush(fnet_shard *shard)
 {
     fnet_lock_acquire(&shard->output);
-    if (shard->phase == FNET_PHASE_TURN) {
-        fnet_shard_flush_locked(shard);
-    }
-    while (fnet_shard_lent(shard) &&
+    /* Not for a worker that is stopped for a fork on another thread, which
+     * may need what this one holds; it sends when it is started again. */
+    while (fnet_shard_lent(shard) && !shard->stop &&
            (shard->flushing || !fnet_list_empty(&shard->dirty))) {
         shard->busy_awaited = true;
         fnet_poller_wake_any(&shard->poller);
         fnet_cond_wait(&shard->idle, &shard->output);
+    }
+    /* The worker may have given it back instead. */
+    if (shard->phase == FNET_PHASE_TURN) {
+        fnet_shard_flush_locked(shard);
     }
     fnet_lock_release(&shard->output);
 }

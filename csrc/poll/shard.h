@@ -127,7 +127,8 @@ struct fnet_shard {
     unsigned posted;   /* batches that the loop has not returned */
     uint64_t sequence; /* of the last batch that was begun */
     uint64_t returned; /* of the last one that came back */
-    bool recall, stop; /* what the worker is asked for */
+    bool recall;       /* the worker is asked for the shard */
+    bool stop;         /* it is to end, or has ended */
     bool trim;         /* likewise: to give its free memory back */
     bool age;          /* likewise, once it comes by: fnet_cache_age() */
     bool starved;      /* the worker sleeps without a batch */
@@ -161,8 +162,8 @@ int fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline);
  * begins has so little to do that a first write() may go at once. */
 void fnet_shard_begin_turn(fnet_shard *shard, bool eager);
 /* Sends all pending output, as far as the sockets take it; while the shard is
- * lent, waits until its worker, whose thread runs, has.  Does nothing while
- * another thread is in its pass (one that forks calls it, too). */
+ * lent, waits until its worker has, unless that is being stopped.  Does
+ * nothing while another thread is in its pass (one that forks calls it). */
 void fnet_shard_flush(fnet_shard *shard);
 
 /* -- lent ----------------------------------------------------------------- */

@@ -4,17 +4,20 @@
 #include "base/mem.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* For a thread that cannot be started again: two seconds. */
+#define START_TRIES 200
+#define START_PAUSE 10 /* ms */
+
 /* -- how many ------------------------------------------------------------- */
 
-/* "max 100000" or "200000 100000" of version 2, in whole CPUs, rounded up;
- * 0: no limit. */
-static unsigned
-parse_quota(const char *text)
+unsigned
+fnet_parse_quota(const char *text)
 {
     char *end;
     long quota = strtol(text, &end, 10);
@@ -22,7 +25,11 @@ parse_quota(const char *text)
         return 0;
     }
     long period = strtol(end, NULL, 10);
-    return period <= 0 ? 0 : (unsigned)((quota + period - 1) / period);
+    if (period <= 0) {
+        return 0;
+    }
+    long cpus = quota / period + (quota % period != 0);
+    return cpus < CPU_SETSIZE ? (unsigned)cpus : 0;
 }
 
 static bool
@@ -46,16 +53,16 @@ smaller(unsigned limit, unsigned other)
 
 /* The quota of the group at `path` and of those above it. */
 static unsigned
-quota_of_group(char *path)
+quota_of_group(const char *root, char *path)
 {
     unsigned limit = 0;
     char file[640], text[64];
 
     for (;;) {
-        int n = snprintf(file, sizeof(file), "/sys/fs/cgroup%s/cpu.max", path);
+        int n = snprintf(file, sizeof(file), "%s%s/cpu.max", root, path);
         if (n > 0 && (size_t)n < sizeof(file) &&
             read_file(file, text, sizeof(text))) {
-            limit = smaller(limit, parse_quota(text));
+            limit = smaller(limit, fnet_parse_quota(text));
         }
         char *slash = strrchr(path, '/');
         if (slash == NULL) {
@@ -65,14 +72,43 @@ quota_of_group(char *path)
     }
 }
 
-static unsigned
-group_quota(void)
+static bool
+read_group_file(const char *root, const char *name, char *text, size_t size)
 {
-    char text[4096], quota[32], period[32], both[96];
+    char file[640];
+    int n = snprintf(file, sizeof(file), "%s/%s", root, name);
+
+    return n > 0 && (size_t)n < sizeof(file) && read_file(file, text, size);
+}
+
+/* Version 1, as a container sees its own group. */
+static unsigned
+quota_of_version_1(const char *root)
+{
+    char quota[48], period[48], both[100];
+
+    if (!read_group_file(root, "cpu/cpu.cfs_quota_us", quota, sizeof(quota)) ||
+        !read_group_file(root, "cpu/cpu.cfs_period_us", period,
+                         sizeof(period))) {
+        return 0;
+    }
+    snprintf(both, sizeof(both), "%s %s", quota, period);
+    return fnet_parse_quota(both);
+}
+
+unsigned
+fnet_group_quota(const char *groups, const char *root)
+{
+    char text[4096];
     unsigned limit = 0;
 
-    if (read_file("/proc/self/cgroup", text, sizeof(text))) {
-        char *line = strstr(text, "0::");
+    if (read_file(groups, text, sizeof(text))) {
+        /* The line of version 2; others have other numbers. */
+        char *line = text;
+        while (line != NULL && strncmp(line, "0::", 3) != 0) {
+            line = strchr(line, '\n');
+            line = line == NULL ? NULL : line + 1;
+        }
         if (line != NULL) {
             char *path = line + 3;
             char *end = strchr(path, '\n');
@@ -80,19 +116,11 @@ group_quota(void)
                 *end = '\0';
             }
             if (strlen(path) < 512) {
-                limit = quota_of_group(path);
+                limit = quota_of_group(root, path);
             }
         }
     }
-    /* Version 1, as a container sees its own group. */
-    if (read_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota,
-                  sizeof(quota)) &&
-        read_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us", period,
-                  sizeof(period))) {
-        snprintf(both, sizeof(both), "%.30s %.30s", quota, period);
-        limit = smaller(limit, parse_quota(both));
-    }
-    return limit;
+    return smaller(limit, quota_of_version_1(root));
 }
 
 unsigned
@@ -105,7 +133,7 @@ fnet_usable_cpus(void)
         int n = CPU_COUNT(&set);
         cpus = n < 1 ? 1 : (unsigned)n;
     }
-    unsigned quota = group_quota();
+    unsigned quota = fnet_group_quota("/proc/self/cgroup", "/sys/fs/cgroup");
     return quota != 0 && quota < cpus ? quota : cpus;
 }
 
@@ -300,13 +328,25 @@ fnet_shardset_stop(fnet_shardset *set)
     }
 }
 
+/* The process that was forked may have taken the place of a thread that was
+ * there before it, and be gone soon. */
+static void
+start_again(fnet_worker *worker)
+{
+    for (int tries = 0; fnet_worker_start(worker) < 0; tries++) {
+        if (tries == START_TRIES) {
+            fnet_panic("shardset: no thread for a shard after a fork");
+        }
+        (void)poll(NULL, 0, START_PAUSE);
+    }
+}
+
 void
 fnet_shardset_start(fnet_shardset *set)
 {
     for (unsigned i = 0; i < set->count; i++) {
-        fnet_member *member = &set->members[i];
-        if (member->worker != NULL && fnet_worker_start(member->worker) < 0) {
-            fnet_panic("shardset: no thread for a shard after a fork");
+        if (set->members[i].worker != NULL) {
+            start_again(set->members[i].worker);
         }
     }
 }

@@ -94,6 +94,7 @@ run(void *arg)
             fnet_cond_wait(&worker->lent, &shard->output);
         }
     }
+    fnet_cond_broadcast(&shard->idle); /* who waits for a flush */
     fnet_lock_release(&shard->output);
 }
 
@@ -103,7 +104,9 @@ start(fnet_worker *worker)
     if (fnet_thread_started(&worker->thread)) {
         return 0;
     }
+    fnet_lock_acquire(&worker->shard->output);
     worker->shard->stop = false;
+    fnet_lock_release(&worker->shard->output);
     return fnet_thread_start(&worker->thread, "fnet-worker", FNET_STACK_LIBS,
                              run, worker);
 }
@@ -196,7 +199,6 @@ fnet_worker_stop(fnet_worker *worker)
     fnet_cond_broadcast(&worker->lent);
     fnet_shard_unlock(shard);
     fnet_thread_join(&worker->thread);
-    shard->stop = false;
 }
 
 int

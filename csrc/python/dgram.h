@@ -29,12 +29,12 @@ typedef struct fnet_names_entry {
     unsigned char bytes[sizeof(struct sockaddr_in6)];
 } fnet_names_entry;
 
-typedef struct fnet_names {
+typedef struct fnet_dgram_names {
     fnet_names_entry *entries;
     unsigned size; /* a power of two, or 0 */
     unsigned evicted;
     fnet_names_entry *last; /* found last; NULL after a change */
-} fnet_names;
+} fnet_dgram_names;
 
 typedef struct DatagramObject {
     PyObject_HEAD
@@ -48,7 +48,7 @@ typedef struct DatagramObject {
     PyObject *weakrefs;
     fnet_list link; /* in loop->datagrams while attached */
     fnet_dgram dgram;
-    fnet_names names;
+    fnet_dgram_names names;
     struct sockaddr_storage sent_to; /* the address of the object below */
     socklen_t sent_len;
     PyObject *sent_object;
@@ -88,10 +88,11 @@ PyObject *fnet_datagram_retry(DatagramObject *self, PyObject *unused);
 /* dgram_addr.c */
 /* The address as the socket module shows it; a new reference, NULL with an
  * exception.  Length 0 is None. */
-PyObject *fnet_names_find(fnet_names *names, const struct sockaddr *addr,
-                          socklen_t len);
-void fnet_names_clear(fnet_names *names);
-int fnet_names_traverse(fnet_names *names, visitproc visit, void *arg);
+PyObject *fnet_dgram_names_find(fnet_dgram_names *names,
+                                const struct sockaddr *addr, socklen_t len);
+void fnet_dgram_names_clear(fnet_dgram_names *names);
+int fnet_dgram_names_traverse(fnet_dgram_names *names, visitproc visit,
+                              void *arg);
 /* The address that the object names, if it needs no look-up and no error
  * message: 1; 0: that is the socket module's; -1 with an exception. */
 int fnet_datagram_address(DatagramObject *self, PyObject *object,

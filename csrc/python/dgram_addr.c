@@ -71,7 +71,7 @@ hash_of(const struct sockaddr *addr)
 }
 
 static void
-grow(fnet_names *names)
+grow(fnet_dgram_names *names)
 {
     unsigned size =
         names->size == 0 ? NAMES_START : names->size * NAMES_GROWTH;
@@ -80,13 +80,14 @@ grow(fnet_names *names)
     if (entries == NULL) {
         return; /* without a cache, or with the smaller one */
     }
-    fnet_names_clear(names);
+    fnet_dgram_names_clear(names);
     names->entries = entries;
     names->size = size;
 }
 
 PyObject *
-fnet_names_find(fnet_names *names, const struct sockaddr *addr, socklen_t len)
+fnet_dgram_names_find(fnet_dgram_names *names, const struct sockaddr *addr,
+                      socklen_t len)
 {
     if (len < sizeof(sa_family_t)) {
         Py_RETURN_NONE;
@@ -124,12 +125,12 @@ fnet_names_find(fnet_names *names, const struct sockaddr *addr, socklen_t len)
 }
 
 void
-fnet_names_clear(fnet_names *names)
+fnet_dgram_names_clear(fnet_dgram_names *names)
 {
     fnet_names_entry *entries = names->entries;
     unsigned size = names->size;
 
-    *names = (fnet_names){.evicted = names->evicted};
+    *names = (fnet_dgram_names){.evicted = names->evicted};
     for (unsigned i = 0; i < size; i++) {
         Py_XDECREF(entries[i].object);
     }
@@ -137,7 +138,7 @@ fnet_names_clear(fnet_names *names)
 }
 
 int
-fnet_names_traverse(fnet_names *names, visitproc visit, void *arg)
+fnet_dgram_names_traverse(fnet_dgram_names *names, visitproc visit, void *arg)
 {
     for (unsigned i = 0; i < names->size; i++) {
         Py_VISIT(names->entries[i].object);

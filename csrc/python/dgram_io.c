@@ -135,9 +135,9 @@ deliver_received(DatagramObject *self, const struct mmsghdr *header)
     PyObject *data = PyBytes_FromStringAndSize(msg->msg_iov->iov_base,
                                                (Py_ssize_t)header->msg_len);
     PyObject *address =
-        data == NULL
-            ? NULL
-            : fnet_names_find(&self->names, msg->msg_name, msg->msg_namelen);
+        data == NULL ? NULL
+                     : fnet_dgram_names_find(&self->names, msg->msg_name,
+                                             msg->msg_namelen);
     int rc = -1;
     if (FNET_LIKELY(address != NULL)) {
         if (FNET_UNLIKELY(self->paused || self->held != NULL)) {

@@ -162,13 +162,14 @@ PyType_Spec fnet_handle_spec = {
 static PyObject *
 timer_when(TimerObject *self, PyObject *unused)
 {
-    return PyFloat_FromDouble(self->when);
+    return self->whole ? PyLong_FromDouble(self->when)
+                       : PyFloat_FromDouble(self->when);
 }
 
 static PyObject *
 timer_get_when(TimerObject *self, void *unused)
 {
-    return PyFloat_FromDouble(self->when);
+    return timer_when(self, NULL);
 }
 
 static PyObject *

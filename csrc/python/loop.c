@@ -214,6 +214,7 @@ loop_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     fnet_list_init(&self->transports);
     fnet_list_init(&self->datagrams);
     fnet_list_init(&self->holds);
+    fnet_loop_init_names(self);
     self->ring = PyMem_New(HandleObject *, FNET_RING_START);
     self->fds = PyMem_Calloc(self->nfds, sizeof(PyObject *));
     if (self->ring == NULL || self->fds == NULL) {
@@ -343,6 +344,7 @@ close_core(LoopObject *self)
     if (!closing) {
         return;
     }
+    fnet_loop_drop_names(self);
     fnet_loop_take_shards_over(self);
     drop_batch(self);
     drop_descriptors(self);
@@ -474,7 +476,8 @@ loop_traverse(LoopObject *self, visitproc visit, void *arg)
             Py_VISIT(object);
         }
     }
-    return fnet_datagrams_traverse(self, visit, arg);
+    int rc = fnet_datagrams_traverse(self, visit, arg);
+    return rc != 0 ? rc : fnet_loop_traverse_names(self, visit, arg);
 }
 
 static int
@@ -534,7 +537,9 @@ loop_set_closed(LoopObject *self, PyObject *value, void *unused)
     }
     /* BaseEventLoop.__init__() sets it to False; nothing reopens a loop. */
     if (yes) {
+        FNET_LOCK(self);
         self->closed = true;
+        FNET_UNLOCK(self);
     }
     return 0;
 }

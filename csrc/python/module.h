@@ -15,6 +15,7 @@
 #include "base/list.h"
 #include "net/addr.h"
 #include "net/listen.h"
+#include "net/names.h"
 #include "net/stream.h"
 #include "net/watch.h"
 #include "poll/adapt.h"
@@ -45,6 +46,8 @@ typedef struct module_state {
     PyTypeObject *sockop_type;
     PyTypeObject *connset_type;
     PyTypeObject *sockview_type;
+    PyTypeObject *blocking_type; /* the C half of pyfastnet.Socket */
+    PyTypeObject *reader_type;
     /* what asyncio and pyfastnet offer */
     PyObject *asyncio_handle;   /* asyncio.Handle */
     PyObject *asyncio_timer;    /* asyncio.TimerHandle */
@@ -57,6 +60,10 @@ typedef struct module_state {
     PyObject *one;              /* 1 */
     PyObject *no_args;          /* () */
     PyObject *report;           /* pyfastnet._report: the cold error paths */
+    PyObject *socket_class;     /* pyfastnet.Socket, once it was needed */
+    PyObject *raw_socket_type;  /* _socket.socket, likewise */
+    PyObject *default_timeout;  /* socket.getdefaulttimeout, likewise */
+    int gil_wanted;             /* calls that are to try without the GIL */
     /* names */
     PyObject *kw_loop, *str_data_received, *str_eof_received,
         *str_connection_made, *str_connection_lost, *str_get_buffer,
@@ -112,6 +119,7 @@ typedef struct TimerObject {
     HandleObject handle;
     fnet_heap_node node;
     double when;
+    bool whole; /* it was given as an int, and is told as one */
 } TimerObject;
 
 typedef struct ConnSetObject {
@@ -127,6 +135,7 @@ typedef struct WatchObject {
     LoopObject *loop; /* borrowed: the loop owns the table of watches */
     int fd;
     HandleObject *reader, *writer;
+    PyObject *objects[2];    /* what they were added for, if not a number */
     uint64_t since[2];       /* the turn in which they were set */
     uint64_t since_batch[2]; /* and the worker's batch */
     PyObject *waiters[2];    /* lists of futures: to receive, to send */
@@ -160,6 +169,7 @@ typedef struct TransportObject {
     PyObject *room_waiter;
     PyObject *sockname, *peername; /* known beforehand, or asked for */
     PyObject *weakrefs;
+    PyObject *dict;      /* what the program has set on it; NULL: nothing */
     fnet_list link;      /* in loop->transports while attached */
     fnet_list conn_link; /* in conns->transports */
     fnet_stream stream;
@@ -250,6 +260,8 @@ struct LoopObject {
     fnet_list holds;      /* socket operations that keep their socket open */
     int signal_pipe[2];
     WatchObject *signal_watch;
+    fnet_names names;
+    fnet_list lookups; /* those asked, each with a reference to its future */
 
     int64_t last_pass;
     int64_t gil_released;   /* when a pass last gave it up */
@@ -402,6 +414,9 @@ void fnet_watch_drop(WatchObject *watch);
 /* sock.c */
 extern PyType_Spec fnet_sockop_spec;
 extern PyMethodDef fnet_sock_methods[];
+/* 1 if the socket is of a class that has recv() or send() of its own, which
+ * are to be used then as asyncio does; 0, or -1. */
+int fnet_has_own_calls(module_state *state, PyObject *sock);
 /* The loop closes: sockets whose close() was put off are closed. */
 void fnet_sock_let_all_go(LoopObject *loop);
 
@@ -487,6 +502,14 @@ int fnet_pipe_fatal_error(TransportObject *transport);
 /* data_received() has raised: reported, and the transport goes on. */
 int fnet_pipe_data_failed(TransportObject *transport);
 int fnet_pipe_deliver_eof(TransportObject *transport);
+/* names.c */
+extern PyMethodDef fnet_names_methods[];
+void fnet_loop_init_names(LoopObject *loop);
+/* Look-ups that are not done will not be. */
+void fnet_loop_drop_names(LoopObject *loop);
+int fnet_loop_traverse_names(LoopObject *loop, visitproc visit, void *arg);
+/* Tells those who wait what the pool's threads have found. */
+void fnet_loop_deliver_names(LoopObject *loop);
 
 /* server.c */
 extern PyType_Spec fnet_listener_spec, fnet_connset_spec;
@@ -505,6 +528,9 @@ bool fnet_sockview_detach(PyObject *view);
 PyObject *fnet_sockview_real(PyObject *view);
 /* An address as the socket module shows it; NULL with an exception. */
 PyObject *fnet_addr_object(const fnet_addr *addr);
+
+/* socket.c: the blocking sockets; socket.h has what they share */
+int fnet_socket_add_types(PyObject *module, module_state *state);
 
 /* stats.c */
 PyObject *fnet_loop_stats(LoopObject *loop, PyObject *unused);

@@ -605,6 +605,51 @@ PyType_Spec fnet_sockop_spec = {
     .slots = op_slots,
 };
 
+/* -- sockets with calls of their own ------------------------------------ */
+
+int
+fnet_has_own_calls(module_state *state, PyObject *sock)
+{
+    static const char *const calls[] = {"recv", "recv_into", "send",
+                                        "sendmsg"};
+    PyObject *plain = state->socket_type;
+    int differs = 0;
+
+    if (FNET_LIKELY(Py_IS_TYPE(sock, (PyTypeObject *)plain)) ||
+        !PyObject_TypeCheck(sock, (PyTypeObject *)plain)) {
+        return 0;
+    }
+    if (state->sslsocket_type != Py_None) {
+        int is_ssl = PyObject_IsInstance(sock, state->sslsocket_type);
+        if (is_ssl != 0) {
+            return is_ssl < 0 ? -1 : 0; /* it is refused elsewhere */
+        }
+    }
+    for (size_t i = 0; i < FNET_COUNTOF(calls) && differs == 0; i++) {
+        PyObject *own =
+            PyObject_GetAttrString((PyObject *)Py_TYPE(sock), calls[i]);
+        PyObject *usual = PyObject_GetAttrString(plain, calls[i]);
+        differs = own == NULL || usual == NULL ? -1 : own != usual;
+        Py_XDECREF(own);
+        Py_XDECREF(usual);
+    }
+    return differs;
+}
+
+/* Such a socket is for Python: the coroutine of the loop's method.  NULL
+ * without an exception: it is a usual one. */
+static PyObject *
+by_own_calls(LoopObject *loop, const char *method, PyObject *given[2])
+{
+    int own = fnet_has_own_calls(loop->state, given[0]);
+    if (FNET_LIKELY(own == 0)) {
+        return NULL;
+    }
+    return own < 0 ? NULL
+                   : PyObject_CallMethod((PyObject *)loop, method, "OO",
+                                         given[0], given[1]);
+}
+
 /* -- the loop's methods ------------------------------------------------- */
 
 /* The arguments by position or by name. */
@@ -654,6 +699,10 @@ loop_sock_recv(LoopObject *loop, PyObject *const *args, Py_ssize_t nargs,
         PyErr_SetString(PyExc_ValueError, "negative buffersize in recv");
         return NULL;
     }
+    PyObject *other = by_own_calls(loop, "_recv_by_own_calls", given);
+    if (FNET_UNLIKELY(other != NULL || PyErr_Occurred())) {
+        return other;
+    }
     SockOpObject *self = op_new(loop, given[0], OP_RECV, 0);
     if (self != NULL) {
         self->size = n;
@@ -688,6 +737,10 @@ loop_sock_recv_into(LoopObject *loop, PyObject *const *args, Py_ssize_t nargs,
     if (two_args("sock_recv_into", "buf", args, nargs, kwnames, given) < 0) {
         return NULL;
     }
+    PyObject *other = by_own_calls(loop, "_recv_into_by_own_calls", given);
+    if (FNET_UNLIKELY(other != NULL || PyErr_Occurred())) {
+        return other;
+    }
     return with_buffer(loop, given, OP_RECV_INTO, 0, PyBUF_WRITABLE);
 }
 
@@ -699,6 +752,10 @@ loop_sock_sendall(LoopObject *loop, PyObject *const *args, Py_ssize_t nargs,
 
     if (two_args("sock_sendall", "data", args, nargs, kwnames, given) < 0) {
         return NULL;
+    }
+    PyObject *other = by_own_calls(loop, "_sendall_by_own_calls", given);
+    if (FNET_UNLIKELY(other != NULL || PyErr_Occurred())) {
+        return other;
     }
     return with_buffer(loop, given, OP_SENDALL, 1, PyBUF_SIMPLE);
 }

@@ -230,6 +230,9 @@ close_fd(TransportObject *self)
     if (self->attached) {
         detach_stream(self, true);
         close_descriptor(self);
+        /* The peer may be a connection of this loop: the next turn looks, so
+         * that both ends see it in as many turns as in asyncio. */
+        self->loop->last_pass = 0;
     }
 }
 
@@ -284,6 +287,7 @@ fnet_transport_traverse(TransportObject *self, visitproc visit, void *arg)
     Py_VISIT(self->room_waiter);
     Py_VISIT(self->sockname);
     Py_VISIT(self->peername);
+    Py_VISIT(self->dict);
     return 0;
 }
 
@@ -301,6 +305,7 @@ fnet_transport_clear(TransportObject *self)
     Py_CLEAR(self->room_waiter);
     Py_CLEAR(self->sockname);
     Py_CLEAR(self->peername);
+    Py_CLEAR(self->dict);
     return 0;
 }
 

@@ -359,6 +359,14 @@ fnet_make_socket_transport(LoopObject *loop, PyObject *args, PyObject *kwargs)
     if (fd < 0 || fnet_ensure_no_transport(loop, fd, sock) < 0) {
         return NULL;
     }
+    int own_calls = fnet_has_own_calls(loop->state, sock);
+    if (FNET_UNLIKELY(own_calls != 0)) {
+        return own_calls < 0 ? NULL
+                             : PyObject_CallMethod((PyObject *)loop,
+                                                   "_make_own_calls_transport",
+                                                   "OOOOO", sock, protocol,
+                                                   waiter, extra, server);
+    }
     PyObject *family = PyObject_GetAttr(sock, loop->state->str_family);
     if (family == NULL) {
         return NULL;
@@ -444,12 +452,17 @@ static PyGetSetDef transport_getset[] = {
     {"_server", (getter)transport_get_field, NULL, NULL, "S"},
     {"_protocol", (getter)transport_get_field, NULL, NULL, "P"},
     {"_conn_lost", (getter)transport_get_field, NULL, NULL, "n"},
+    /* Programs hang their own things on transports, and tests replace their
+     * methods, as on asyncio's. */
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef transport_members[] = {
     {"__weaklistoffset__", T_PYSSIZET, offsetof(TransportObject, weakrefs),
      READONLY, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(TransportObject, dict), READONLY,
+     NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

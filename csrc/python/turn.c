@@ -262,7 +262,8 @@ pass_without_gil(LoopObject *self, int64_t deadline)
      * on, does so after this, and wakes the pass. */
     if (deadline != FNET_NO_WAIT) {
         fnet_shard_prepare_sleep(&self->home);
-        if (fnet_shardset_has_mail(&self->set) || fnet_loop_has_inbox(self)) {
+        if (fnet_shardset_has_mail(&self->set) || fnet_loop_has_inbox(self) ||
+            fnet_names_pending(&self->names)) {
             deadline = FNET_NO_WAIT; /* its wake-up may have been before */
         }
     }
@@ -287,7 +288,7 @@ wait_for_mail(LoopObject *self, int64_t deadline)
     fnet_loop_drop_all_spent(self);
     if (deadline != FNET_NO_WAIT) {
         fnet_shardset_prepare_sleep(&self->set);
-        if (fnet_loop_has_inbox(self)) {
+        if (fnet_loop_has_inbox(self) || fnet_names_pending(&self->names)) {
             deadline = FNET_NO_WAIT;
         }
         self->passing = true;
@@ -544,6 +545,9 @@ turn(LoopObject *self)
         if (fnet_loop_has_inbox(self) && fnet_loop_take_inbox(self) < 0) {
             return -1;
         }
+    }
+    if (FNET_UNLIKELY(fnet_names_pending(&self->names))) {
+        fnet_loop_deliver_names(self);
     }
     size_t ready = self->ring_count;
     if (self->timers.count > 0 && collect_due_timers(self) < 0) {

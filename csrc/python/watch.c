@@ -128,6 +128,7 @@ watch_new(LoopObject *loop, int fd)
     self->loop = loop;
     self->fd = fd;
     self->reader = self->writer = NULL;
+    self->objects[RECEIVE] = self->objects[SEND] = NULL;
     self->since[RECEIVE] = self->since[SEND] = 0;
     self->since_batch[RECEIVE] = self->since_batch[SEND] = 0;
     self->waiters[RECEIVE] = self->waiters[SEND] = NULL;
@@ -216,6 +217,8 @@ fnet_watch_drop(WatchObject *self)
     }
     Py_CLEAR(self->reader);
     Py_CLEAR(self->writer);
+    Py_CLEAR(self->objects[RECEIVE]);
+    Py_CLEAR(self->objects[SEND]);
     Py_CLEAR(self->waiters[RECEIVE]);
     Py_CLEAR(self->waiters[SEND]);
     Py_CLEAR(self->sockref);
@@ -227,6 +230,8 @@ watch_traverse(WatchObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->reader);
     Py_VISIT(self->writer);
+    Py_VISIT(self->objects[RECEIVE]);
+    Py_VISIT(self->objects[SEND]);
     Py_VISIT(self->waiters[RECEIVE]);
     Py_VISIT(self->waiters[SEND]);
     Py_VISIT(self->sockref);
@@ -238,6 +243,8 @@ watch_clear(WatchObject *self)
 {
     Py_CLEAR(self->reader);
     Py_CLEAR(self->writer);
+    Py_CLEAR(self->objects[RECEIVE]);
+    Py_CLEAR(self->objects[SEND]);
     Py_CLEAR(self->waiters[RECEIVE]);
     Py_CLEAR(self->waiters[SEND]);
     Py_CLEAR(self->sockref);
@@ -482,11 +489,28 @@ remove_handle(LoopObject *loop, int fd, int direction)
         return 0;
     }
     HandleObject *handle = *slot;
+    PyObject *object = watch->objects[direction];
     *slot = NULL;
+    watch->objects[direction] = NULL;
     int rc = update(watch);
     fnet_handle_cancel(handle);
     Py_DECREF(handle);
+    Py_XDECREF(object);
     return rc < 0 ? -1 : 1;
+}
+
+/* The number that an object had when it was added: it has been closed since,
+ * and programs (anyio) remove it all the same.  -1: it never was. */
+static int
+number_of(LoopObject *loop, PyObject *fdobj, int direction)
+{
+    for (size_t fd = 0; fd < loop->nfds; fd++) {
+        WatchObject *watch = find_watch(loop, (int)fd);
+        if (watch != NULL && watch->objects[direction] == fdobj) {
+            return (int)fd;
+        }
+    }
+    return -1;
 }
 
 static PyObject *
@@ -508,8 +532,14 @@ add(LoopObject *loop, PyObject *const *args, Py_ssize_t nargs, int direction,
         (public && fnet_ensure_no_transport(loop, fd, args[0]) < 0)) {
         return NULL;
     }
-    return (PyObject *)add_handle(loop, fd, direction, args[1], args + 2,
-                                  nargs - 2);
+    HandleObject *handle =
+        add_handle(loop, fd, direction, args[1], args + 2, nargs - 2);
+    WatchObject *watch = handle == NULL ? NULL : find_watch(loop, fd);
+    if (watch != NULL) {
+        PyObject *object = PyLong_Check(args[0]) ? NULL : Py_NewRef(args[0]);
+        Py_XSETREF(watch->objects[direction], object);
+    }
+    return (PyObject *)handle;
 }
 
 static PyObject *
@@ -522,7 +552,14 @@ remove_(LoopObject *loop, PyObject *fdobj, int direction, bool public)
         return NULL;
     }
     int fd = fnet_fileno(loop->state, fdobj);
-    if (fd < 0 || (public && fnet_ensure_no_transport(loop, fd, fdobj) < 0)) {
+    bool closed = fd < 0 && PyErr_ExceptionMatches(PyExc_ValueError);
+    if (closed) {
+        PyObject *exc = fnet_err_take();
+        fd = number_of(loop, fdobj, direction);
+        fd >= 0 ? Py_DECREF(exc) : fnet_err_restore(exc);
+    }
+    if (fd < 0 ||
+        (public && !closed && fnet_ensure_no_transport(loop, fd, fdobj) < 0)) {
         return NULL;
     }
     int rc = remove_handle(loop, fd, direction);

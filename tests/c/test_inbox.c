@@ -103,8 +103,7 @@ wakes_the_sleeper_of_the_moment(void)
     box_fini(&b);
 }
 
-/* -- several posters, a reader that changes what it sleeps on --------------
- */
+/* -- several posters, a reader that changes what it sleeps on ------------- */
 
 enum { POSTERS = 3, ROUNDS = 4000, STOCK = 4 };
 

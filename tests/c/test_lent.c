@@ -4,8 +4,7 @@
 
 #include <pthread.h>
 
-/* -- bytes, both ways ------------------------------------------------------
- */
+/* -- bytes, both ways ----------------------------------------------------- */
 
 static void
 delivers_and_sends(void)
@@ -37,7 +36,7 @@ eof_after_data(void)
     lent l;
     lent_init(&l, end_note, NULL);
     fnet_shard *shard = lent_worker_shard(&l);
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 100; i++) {
         end e;
         size_t len = (size_t)i * 997;
         end_open(&e, shard, i % 2 == 1);
@@ -87,7 +86,7 @@ shutdown_behind_the_output(void)
     lent l;
     lent_init(&l, end_note, NULL);
     fnet_shard *shard = lent_worker_shard(&l);
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 40; i++) {
         end e;
         end_open(&e, shard, i % 2 == 1);
         size_t len = (size_t)i * 20000;
@@ -165,7 +164,8 @@ tells_of_room_that_came_early(void)
             if (i % 2 == 1) { /* or behind */
                 usleep(500);
                 lent_turn(&l, FNET_NO_WAIT);
-                CHECK(e.outputs == i - 1);
+                /* TCP may find room by itself: its buffers grow. */
+                CHECK(tcp == 1 || e.outputs == i - 1);
                 while (recv(e.peer, data, sizeof(data), MSG_DONTWAIT) > 0) {
                 }
             }
@@ -176,8 +176,7 @@ tells_of_room_that_came_early(void)
     lent_fini(&l);
 }
 
-/* -- while the worker is at it ---------------------------------------------
- */
+/* -- while the worker is at it -------------------------------------------- */
 
 /* Takes what comes at the peer's end, until the end of the stream. */
 typedef struct taker {
@@ -291,7 +290,7 @@ drops_while_it_sends(void)
     lent l;
     lent_init(&l, end_note, NULL);
     fnet_shard *shard = lent_worker_shard(&l);
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 40; i++) {
         end e;
         taker t;
         end_open(&e, shard, i % 2 == 1);
@@ -311,51 +310,32 @@ drops_while_it_sends(void)
 }
 
 /* Who closes a connection waits for one call, not until a fast reader has
- * taken all there is. */
+ * taken all there is: a flush ends when somebody is in a hurry, and what it
+ * leaves is there for the next one. */
 static void
-detach_waits_for_one_call(void)
+a_flush_ends_in_a_hurry(void)
 {
-    enum {
-        ROUNDS = 10,
-        PIECES = 8000
-    }; /* small: the kernel takes all of each call */
-    static char data[2200];
-    static atomic_int spent[PIECES];
-    int cut = 0;
     lent l;
     end e;
-    taker t;
     lent_init(&l, end_note, NULL);
     fnet_shard *shard = lent_worker_shard(&l);
-    world_fill(data, 0, sizeof(data));
-    for (int round = 0; round < ROUNDS; round++) {
-        end_open(&e, shard, false);
-        taker_start(&t, e.peer, false, false);
-        fnet_shardset_stop(&l.set);
-        for (int i = 0; i < PIECES; i++) {
-            fnet_piece piece = {
-                .data = data, .len = sizeof(data), .foreign = &spent[i]};
-            CHECK(fnet_stream_write(&e.s, &piece, 1) > 0);
-        }
-        size_t all = fnet_stream_flush(&e.s);
-        fnet_shardset_start(&l.set);
-        while (fnet_stream_flush(&e.s) == all) {
-        }
-        end_detach(&e);
-        pthread_join(t.thread, NULL);
-        cut += t.at < PIECES * sizeof(data);
-        close(e.peer);
-    }
-    CHECK(cut > 0); /* a busy machine may keep this thread off for long */
-    lent_reap(shard);
-    for (int i = 0; i < PIECES; i++) {
-        CHECK(atomic_load(&spent[i]) == ROUNDS);
-    }
+    end_open(&e, shard, false);
+    fnet_shardset_stop(&l.set); /* its passes are this thread's */
+    CHECK(end_write(&e, 3000) == 3000);
+    fnet_shard_lock(shard);
+    shard->hurry = true;
+    fnet_shard_flush_locked(shard);
+    CHECK(!shard->hurry && end_take(&e) == 0);
+    CHECK(!fnet_list_empty(&shard->dirty));
+    fnet_shard_flush_locked(shard);
+    CHECK(end_all_taken(&e) && fnet_list_empty(&shard->dirty));
+    fnet_shard_unlock(shard);
+    fnet_shardset_start(&l.set);
+    end_close(&e);
     lent_fini(&l);
 }
 
-/* -- a number that is used again at once -----------------------------------
- */
+/* -- a number that is used again at once ---------------------------------- */
 
 /* Sends to the peer without an end, until told. */
 typedef struct flood {
@@ -479,14 +459,14 @@ closes_while_it_sends(void)
     lent l;
     lent_init(&l, end_note, NULL);
     fnet_shard *shard = lent_worker_shard(&l);
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 100; i++) {
         end e;
         taker t;
         end_open(&e, shard, i % 2 == 1);
         taker_start(&t, e.peer, true, false);
-        CHECK(end_write(&e, MIB) > 0);
+        CHECK(end_write(&e, 400000) > 0);
         size_t n = (size_t)(i % 10) * 20000;
-        LENT_MEANWHILE(&l, fnet_stream_flush(&e.s) <= MIB - n);
+        LENT_MEANWHILE(&l, fnet_stream_flush(&e.s) <= 400000 - n);
         end_detach(&e);
         check_number_is_free(&l, shard, e.fd, i % 4 < 2);
         pthread_join(t.thread, NULL);
@@ -507,7 +487,7 @@ main(void)
     RUN(tells_of_room_that_came_early);
     RUN(writes_while_it_sends);
     RUN(drops_while_it_sends);
-    RUN(detach_waits_for_one_call);
+    RUN(a_flush_ends_in_a_hurry);
     RUN(closes_while_it_receives_unix);
     RUN(closes_while_it_receives_tcp);
     RUN(closes_while_it_sends);
