@@ -1,4 +1,4 @@
-"""pyfastnet: a fast asyncio event loop for Linux.
+"""pyfastnet: a fast asyncio event loop for Linux, and blocking sockets.
 
     import pyfastnet
 
@@ -15,6 +15,9 @@ A program that is given its loop by a framework names the factory instead:
                         return {"pyfastnet": pyfastnet.new_event_loop}
     gunicorn        a subclass of uvicorn_worker.UvicornWorker with
                     CONFIG_KWARGS = {"loop": "pyfastnet:new_event_loop"}
+
+Programs of threads have Socket, create_connection() and their kin: see
+pyfastnet.socket, which can be imported in the place of the socket module.
 """
 
 import asyncio
@@ -24,9 +27,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._stats import stats
 from .loop import EventLoop
+from .socket import (
+    Socket,
+    create_connection,
+    create_server,
+    from_socket,
+    fromfd,
+    socketpair,
+)
 
 __version__ = "0.1.0"
 __all__ = ["EventLoop", "new_event_loop", "run", "stats"]
+__all__ += ["Socket", "create_connection", "create_server"]
+__all__ += ["from_socket", "fromfd", "socketpair"]
 
 _T = TypeVar("_T")
 

@@ -171,11 +171,11 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         proc, loop = self._proc, self._loop
         if proc.stdin is not None:
             stdin = self._pipes[0] = Input(self, 0)
-            stdin.pipe = loop._make_write_pipe_transport(proc.stdin, stdin)
+            stdin.pipe = loop._make_write_pipe_transport(proc.stdin, stdin, own=True)
         for fd, file in ((1, proc.stdout), (2, proc.stderr)):
             if file is not None:
                 output = self._pipes[fd] = Output(self, fd)
-                output.pipe = loop._make_read_pipe_transport(file, output)
+                output.pipe = loop._make_read_pipe_transport(file, output, own=True)
 
     def _give_up(self, watched: bool) -> None:
         """The child runs, or does not, and cannot be used."""
@@ -269,9 +269,11 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         if self._closed:
             return
         self._closed = True
-        for pipe in self._pipes.values():
-            if pipe.pipe is not None:
-                pipe.pipe.close()
+        if self._loop is not None and not self._loop.is_closed():
+            # Else they close with the transports that nobody has any more.
+            for pipe in self._pipes.values():
+                if pipe.pipe is not None:
+                    pipe.pipe.close()
         if self._proc is not None and self._returncode is None:
             if self._loop.get_debug() and self._proc.returncode is None:
                 logger.warning("Close running child process: kill %r", self)

@@ -77,7 +77,9 @@ class Sockets(BaseLoop):
         self, sock: socket.socket, protocol_factory: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if isinstance(protocol_factory, _ForOurSocket):
-            protocol_factory = functools.partial(protocol_factory.with_socket, sock)
+            protocol_factory = functools.partial(
+                protocol_factory.with_socket, sock
+            )
         return await super()._create_connection_transport(  # type: ignore[misc]
             sock, protocol_factory, *args, **kwargs
         )
@@ -141,7 +143,9 @@ class Sockets(BaseLoop):
             if held:
                 sock._decref_socketios()  # type: ignore[attr-defined]
 
-    async def _finish_connecting(self, sock: socket.socket, address: Any) -> None:
+    async def _finish_connecting(
+        self, sock: socket.socket, address: Any
+    ) -> None:
         while True:
             await self._wait_writable(sock)
             if sock.family in _INET:

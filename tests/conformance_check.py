@@ -63,12 +63,15 @@ def read_results(text: str) -> dict[str, Result]:
     table = json.loads(text)
     if "results" in table:
         return {
-            entry["test"]: Result(entry["outcome"], entry["reason"], entry["attempts"])
+            entry["test"]: Result(
+                entry["outcome"], entry["reason"], entry["attempts"]
+            )
             for entry in table["results"]
             if entry["outcome"] != "excluded"
         }
     return {
-        name: Result(entry["verdict"], entry["detail"]) for name, entry in table.items()
+        name: Result(entry["verdict"], entry["detail"])
+        for name, entry in table.items()
     }
 
 
@@ -80,7 +83,9 @@ def read_known(text: str) -> dict[str, Known]:
             continue
         match = _LINE.fullmatch(line)
         if match is None:
-            raise ListError(f"line {number}: expected 'name  # reason': {line}")
+            raise ListError(
+                f"line {number}: expected 'name  # reason': {line}"
+            )
         if match["name"] in known:
             raise ListError(f"line {number}: listed twice: {match['name']}")
         versions = frozenset(re.findall(r"3\.\d+", match["versions"]))
@@ -100,12 +105,19 @@ class Comparison:
 def compare(
     runs: list[dict[str, Result]], known: dict[str, Known], version: str
 ) -> Comparison:
-    listed = {name for name, entry in known.items() if entry.applies_to(version)}
+    listed = {
+        name for name, entry in known.items() if entry.applies_to(version)
+    }
     last = {name: result for run in runs for name, result in run.items()}
-    passed = {name for name, result in last.items() if result.outcome in PASSED}
-    failed = {name for name, result in last.items() if result.outcome in FAILED}
+    passed = {
+        name for name, result in last.items() if result.outcome in PASSED
+    }
+    failed = {
+        name for name, result in last.items() if result.outcome in FAILED
+    }
     warnings = [
-        f"{name} is listed as failing, and passes" for name in sorted(listed & passed)
+        f"{name} is listed as failing, and passes"
+        for name in sorted(listed & passed)
     ]
     warnings += [
         f"{name} is listed as failing, and there is no such test"
@@ -135,8 +147,12 @@ def main(arguments: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--known", type=pathlib.Path, required=True, metavar="FILE")
-    parser.add_argument("results", type=pathlib.Path, nargs="+", metavar="RESULTS.json")
+    parser.add_argument(
+        "--known", type=pathlib.Path, required=True, metavar="FILE"
+    )
+    parser.add_argument(
+        "results", type=pathlib.Path, nargs="+", metavar="RESULTS.json"
+    )
     parser.add_argument(
         "--python",
         default=f"{sys.version_info[0]}.{sys.version_info[1]}",

@@ -78,7 +78,9 @@ def test_a_list_out_of_order_is_an_error(check, text):
 
 
 def test_listed_failures_are_no_errors(check):
-    results = suite(test_a__test_fails="errored", a__b="passed", a__c="skipped")
+    results = suite(
+        test_a__test_fails="errored", a__b="passed", a__c="skipped"
+    )
     status, lines = check(results, options=["--python", "3.13"])
     assert status == 0
     assert lines == ["1 passed, 0 failed, 1 known failures, 1 skipped"]
@@ -104,8 +106,12 @@ def test_listed_tests_that_pass_are_reported(check):
         suite(test_a__test_fails="passed"), options=["--python", "3.11"]
     )
     assert status == 0
-    assert [line for line in lines if line.startswith("warning: ")] == lines[:2]
-    assert "test_a.Test.test_fails is listed as failing, and passes" in lines[0]
+    assert [line for line in lines if line.startswith("warning: ")] == lines[
+        :2
+    ]
+    assert (
+        "test_a.Test.test_fails is listed as failing, and passes" in lines[0]
+    )
     assert "there is no such test" in lines[1]
 
 
@@ -130,6 +136,8 @@ def test_the_second_run_counts(check):
 
 def test_names_for_a_second_run(check):
     results = cases(case_01_x="ok", case_02_y="FAIL", case_03_z="CRASH")
-    status, lines = check(results, known="case_03_z  # known", options=["--names"])
+    status, lines = check(
+        results, known="case_03_z  # known", options=["--names"]
+    )
     assert status == 0
     assert lines == ["case_02_y"]

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from support import (
+    FREE_THREADED,
     BufferedRecorder,
     Echo,
     Recorder,
@@ -169,6 +170,7 @@ async def test_closing_in_the_middle_of_a_flood(loop, link):
         assert protocol.count == count
 
 
+@pytest.mark.skipif(FREE_THREADED, reason="there is no GIL to be given up")
 async def test_threads_beside_endless_callbacks(loop):
     """They get their turn of the GIL, although the loop never sleeps.  The
     best of three tries counts, as the machine may be busy."""

@@ -34,7 +34,7 @@ sys.version_info = Version(3, 16, 0, 'final', 0)
 
 import pyfastnet
 
-assert pyfastnet.__all__ == ['EventLoop', 'new_event_loop', 'run', 'stats'], pyfastnet.__all__
+assert not {'install', 'EventLoopPolicy'} & set(pyfastnet.__all__), pyfastnet.__all__
 assert not hasattr(pyfastnet, 'install')
 
 async def main():

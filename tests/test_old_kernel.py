@@ -17,6 +17,7 @@ HERE = pathlib.Path(__file__).parent
 PART = (
     "test_processes.py",
     "test_processes_hostile.py",
+    "test_processes_popen.py",
     "test_signals.py",
     "test_timers.py",
     "test_pipes.py",

@@ -49,19 +49,16 @@ async def test_the_program_closes_the_file(loop):
     assert not is_open(again)
 
 
-@pytest.mark.not_on("asyncio", reason="lets a stranger's descriptor be watched")
-async def test_the_number_is_guarded(loop):
+async def test_the_program_watches_the_file(loop):
+    """As with asyncio, it may: here without taking the transport's events."""
     reader, writer = os.pipe()
-    incoming, got = await reading(loop, reader)
-    outgoing, sent = await writing(loop, writer)
-    for add in (loop.add_reader, loop.add_writer):
-        for fd in (reader, writer):
-            with pytest.raises(RuntimeError, match="is used by transport"):
-                add(fd, print)
-    outgoing.write(b"data")
+    _, got = await reading(loop, reader)
+    seen = []
+    loop.add_writer(writer, lambda: (seen.append(1), loop.remove_writer(writer)))
+    await until(lambda: seen)
+    os.write(writer, b"data")
     await got.received(4)
-    outgoing.close()
-    await sent.lost()
+    os.close(writer)
     await got.lost()
 
 
@@ -119,6 +116,32 @@ async def test_given_twice_to_read(loop):
     await first.lost()
     await second.lost()
     assert file.closed
+
+
+@pytest.mark.not_on("asyncio", reason="reads and writes the stranger's pipe")
+async def test_the_program_closes_a_shared_file(loop):
+    """The number is a stranger's then, whose pipe would block."""
+    master, slave = raw_terminal()
+    file = opened(master, "rb+")
+    incoming, got = await loop.connect_read_pipe(Reading, file)
+    outgoing, sent = await loop.connect_write_pipe(Writing, file)
+    file.close()
+    reader, writer = os.pipe()
+    assert reader == master
+    os.write(slave, b"data")
+    await got.received(4)
+    outgoing.write(b"still here")
+    assert await in_thread(os.read, slave, 100) == b"still here"
+    outgoing.close()
+    incoming.close()
+    await sent.lost()
+    await got.lost()
+    os.close(slave)
+    assert os.get_blocking(reader) and is_open(reader)
+    os.write(writer, b"x")
+    assert os.read(reader, 10) == b"x"
+    os.close(reader)
+    os.close(writer)
 
 
 # -- protocols ---------------------------------------------------------------

@@ -276,9 +276,9 @@ def test_stub_methods_are_callable_and_attributes_are_not():
                 assert callable(method), f"{node.name}.{item.name}"
             elif isinstance(item, ast.AnnAssign):
                 value = vars(getattr(_core, node.name))[item.target.id]
-                assert inspect.isdatadescriptor(value) or not callable(value), (
-                    item.target.id
-                )
+                assert inspect.isdatadescriptor(value) or not callable(
+                    value
+                ), item.target.id
 
 
 def test_what_a_loop_has_stands_in_slots():

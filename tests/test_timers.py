@@ -447,3 +447,16 @@ async def test_context_of_a_timer(loop):
     VAR.set("afterwards")
     await turns(3)
     assert seen == ["when it was set"]
+
+
+async def test_when_is_told_as_it_was_given(loop):
+    """aiohttp rounds its deadlines to whole seconds, and looks."""
+    for when in (int(loop.time()) + 100, loop.time() + 100.5):
+        handle = loop.call_at(when, print)
+        assert type(handle.when()) is type(when)
+        assert handle.when() == when
+        assert type(handle._when) is type(when)
+        handle.cancel()
+    handle = loop.call_later(100, print)
+    assert type(handle.when()) is float
+    handle.cancel()

@@ -15,6 +15,7 @@ enum fnet_lock_rank {
     FNET_RANK_OUTPUT = 2, /* a shard's output; all of a shard that is lent */
     FNET_RANK_INBOX = 3,
     FNET_RANK_DEPOT = 4,
+    FNET_RANK_FD = 5, /* a descriptor's waiting calls: a leaf */
 };
 
 typedef struct fnet_lock {

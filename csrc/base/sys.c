@@ -50,7 +50,24 @@
 #define RAW_SENDMMSG(fd, msgs, n)                                             \
     sendmmsg(fd, msgs, n, MSG_DONTWAIT | MSG_NOSIGNAL)
 #define RAW_EPOLL_WAIT(epfd, events, max, ms) epoll_wait(epfd, events, max, ms)
+#define RAW_RECVFROM(fd, buf, len, flags, addr, addrlen)                      \
+    recvfrom(fd, buf, len, flags, addr, addrlen)
+#define RAW_SENDTO(fd, buf, len, flags, addr, addrlen)                        \
+    sendto(fd, buf, len, (flags) | MSG_NOSIGNAL, addr, addrlen)
+#define RAW_SENDMSG_FLAGS(fd, msg, flags)                                     \
+    sendmsg(fd, msg, (flags) | MSG_NOSIGNAL)
 #else
+#if defined(__LP64__) /* where the kernel's timespec is the C library's */
+#define RAW_PPOLL(fds, count, timeout)                                        \
+    (int)syscall(SYS_ppoll, fds, (unsigned long)(count), timeout, NULL,       \
+                 (size_t)8)
+#endif
+#define RAW_RECVFROM(fd, buf, len, flags, addr, addrlen)                      \
+    syscall(SYS_recvfrom, fd, buf, len, flags, addr, addrlen)
+#define RAW_SENDTO(fd, buf, len, flags, addr, addrlen)                        \
+    syscall(SYS_sendto, fd, buf, len, (flags) | MSG_NOSIGNAL, addr, addrlen)
+#define RAW_SENDMSG_FLAGS(fd, msg, flags)                                     \
+    syscall(SYS_sendmsg, fd, msg, (flags) | MSG_NOSIGNAL)
 #define RAW_RECV(fd, buf, len)                                                \
     syscall(SYS_recvfrom, fd, buf, len, 0, NULL, NULL)
 #define RAW_RECVMSG(fd, msg, flags) syscall(SYS_recvmsg, fd, msg, flags)
@@ -63,6 +80,10 @@
     (int)syscall(SYS_sendmmsg, fd, msgs, n, MSG_DONTWAIT | MSG_NOSIGNAL)
 #define RAW_EPOLL_WAIT(epfd, events, max, ms)                                 \
     (int)syscall(SYS_epoll_pwait, epfd, events, max, ms, NULL, 8)
+#endif
+
+#ifndef RAW_PPOLL
+#define RAW_PPOLL(fds, count, timeout) ppoll(fds, count, timeout, NULL)
 #endif
 
 ssize_t
@@ -111,6 +132,32 @@ fnet_sys_sendmmsg(int fd, struct mmsghdr *msgs, unsigned n)
     int sent;
     RETRY(sent, RAW_SENDMMSG(fd, msgs, n));
     return sent;
+}
+
+ssize_t
+fnet_sys_recvfrom(int fd, void *buf, size_t len, int flags,
+                  struct sockaddr *addr, socklen_t *addrlen)
+{
+    ssize_t n;
+    RETRY(n, RAW_RECVFROM(fd, buf, len, flags, addr, addrlen));
+    return n;
+}
+
+ssize_t
+fnet_sys_sendto(int fd, const void *buf, size_t len, int flags,
+                const struct sockaddr *addr, socklen_t addrlen)
+{
+    ssize_t n;
+    RETRY(n, RAW_SENDTO(fd, buf, len, flags, addr, addrlen));
+    return n;
+}
+
+ssize_t
+fnet_sys_sendmsg_flags(int fd, const struct msghdr *msg, int flags)
+{
+    ssize_t n;
+    RETRY(n, RAW_SENDMSG_FLAGS(fd, msg, flags));
+    return n;
 }
 
 ssize_t
@@ -254,6 +301,18 @@ fnet_sys_epoll_wait(int epfd, struct epoll_event *events, int max,
         atomic_store_explicit(&no_pwait2, true, memory_order_relaxed);
     }
     return wait_ms(epfd, events, max, timeout_ns);
+}
+
+int
+fnet_sys_poll(struct pollfd *fds, unsigned count, int64_t timeout_ns)
+{
+    struct timespec timeout = {0};
+    if (timeout_ns >= 0) {
+        timeout.tv_sec = (time_t)(timeout_ns / FNET_SEC);
+        timeout.tv_nsec = (long)(timeout_ns % FNET_SEC);
+    }
+    int n = RAW_PPOLL(fds, count, timeout_ns < 0 ? NULL : &timeout);
+    return n < 0 ? -errno : n;
 }
 
 void

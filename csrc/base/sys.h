@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -21,6 +22,12 @@ ssize_t fnet_sys_sendmsg(int fd, const struct msghdr *msg); /* no SIGPIPE */
  * errno of the first.  After fewer than `n` the next call tells why. */
 int fnet_sys_recvmmsg(int fd, struct mmsghdr *msgs, unsigned n);
 int fnet_sys_sendmmsg(int fd, struct mmsghdr *msgs, unsigned n);
+/* With flags and, if `addr` is not NULL, an address (*len: its size). */
+ssize_t fnet_sys_recvfrom(int fd, void *buf, size_t len, int flags,
+                          struct sockaddr *addr, socklen_t *addrlen);
+ssize_t fnet_sys_sendto(int fd, const void *buf, size_t len, int flags,
+                        const struct sockaddr *addr, socklen_t addrlen);
+ssize_t fnet_sys_sendmsg_flags(int fd, const struct msghdr *msg, int flags);
 ssize_t fnet_sys_read(int fd, void *buf, size_t len);
 ssize_t fnet_sys_write(int fd, const void *buf, size_t len);
 ssize_t fnet_sys_writev(int fd, const struct iovec *iov, int n);
@@ -46,6 +53,9 @@ int fnet_sys_epoll_ctl(int epfd, int op, int fd, uint32_t events,
  * for a reason of its own. */
 int fnet_sys_epoll_wait(int epfd, struct epoll_event *events, int max,
                         int64_t timeout_ns);
+/* Waits until one of the descriptors is ready, at most `timeout_ns` (< 0: for
+ * ever): how many are, 0, or a negative errno; -EINTR is returned. */
+int fnet_sys_poll(struct pollfd *fds, unsigned count, int64_t timeout_ns);
 /* Tests: act as if the kernel had no epoll_pwait2. */
 void fnet_sys_forget_pwait2(bool forget);
 

@@ -127,6 +127,10 @@ fnet_err_take(void)
 static inline void
 fnet_err_restore(PyObject *exc)
 {
+    if (exc == NULL) {
+        PyErr_Clear();
+        return;
+    }
     PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(exc)), exc,
                   PyException_GetTraceback(exc));
 }

@@ -47,9 +47,12 @@ static void
 close_socket(DatagramObject *self)
 {
     PyObject *exc = PyErr_Occurred() ? fnet_err_take() : NULL;
-    PyObject *sock = self->sock;
+    PyObject *sock;
 
+    FNET_BEGIN_SHARED(self)
+    sock = self->sock;
     self->sock = NULL;
+    FNET_END_SHARED()
     if (sock != NULL) {
         PyObject *result =
             PyObject_CallMethodNoArgs(sock, self->loop->state->str_close);
@@ -415,7 +418,7 @@ lose(DatagramObject *self, PyObject *exc)
     int rc = result == NULL ? -1 : 0;
     PyObject *raised = result == NULL ? fnet_err_take() : NULL;
     Py_XDECREF(result);
-    Py_CLEAR(self->protocol);
+    fnet_shared_set((PyObject *)self, &self->protocol, NULL);
     Py_CLEAR(self->held);
     if (attached) {
         Py_DECREF(self); /* the loop's */
@@ -520,7 +523,8 @@ datagram_resume_reading(DatagramObject *self, PyObject *unused)
 static PyObject *
 datagram_get_protocol(DatagramObject *self, PyObject *unused)
 {
-    return Py_NewRef(self->protocol != NULL ? self->protocol : Py_None);
+    PyObject *protocol = fnet_shared_get((PyObject *)self, &self->protocol);
+    return protocol != NULL ? protocol : Py_NewRef(Py_None);
 }
 
 static PyObject *
@@ -529,7 +533,7 @@ datagram_set_protocol(DatagramObject *self, PyObject *protocol)
     if (check_thread(self) < 0) {
         return NULL;
     }
-    Py_XSETREF(self->protocol, Py_NewRef(protocol));
+    fnet_shared_set((PyObject *)self, &self->protocol, Py_NewRef(protocol));
     Py_RETURN_NONE;
 }
 
@@ -589,7 +593,7 @@ datagram_repr(DatagramObject *self)
 static PyObject *
 datagram_get_field(DatagramObject *self, void *which)
 {
-    PyObject *object = NULL;
+    PyObject **field = NULL;
 
     switch (*(const char *)which) {
     case 'p':
@@ -597,23 +601,23 @@ datagram_get_field(DatagramObject *self, void *which)
     case 'c':
         return PyBool_FromLong(self->closing);
     case 'l':
-        object = (PyObject *)self->loop;
-        break;
+        return Py_NewRef((PyObject *)self->loop);
     case 's':
-        object = self->sock;
+        field = &self->sock;
         break;
     case 'P':
-        object = self->protocol;
+        field = &self->protocol;
         break;
     case 'a':
-        object = self->address;
+        field = &self->address;
         break;
     case 'f':
         return PyLong_FromLong(self->attached ? self->fd : -1);
     default:
         return PyLong_FromUnsignedLong(self->conn_lost);
     }
-    return Py_NewRef(object != NULL ? object : Py_None);
+    PyObject *object = fnet_shared_get((PyObject *)self, field);
+    return object != NULL ? object : Py_NewRef(Py_None);
 }
 
 static PyGetSetDef datagram_getset[] = {

@@ -132,6 +132,7 @@ fnet_timer_new(LoopObject *loop, double when, PyObject *callback,
         return NULL;
     }
     self->when = when;
+    self->whole = false;
     if (init_handle(&self->handle, loop, callback, args, nargs, context) < 0) {
         Py_DECREF(self);
         return NULL;

@@ -162,7 +162,8 @@ PyType_Spec fnet_handle_spec = {
 static PyObject *
 timer_when(TimerObject *self, PyObject *unused)
 {
-    return PyFloat_FromDouble(self->when);
+    return self->whole ? PyLong_FromDouble(self->when)
+                       : PyFloat_FromDouble(self->when);
 }
 
 static PyObject *

@@ -529,7 +529,9 @@ loop_set_closed(LoopObject *self, PyObject *value, void *unused)
     }
     /* BaseEventLoop.__init__() sets it to False; nothing reopens a loop. */
     if (yes) {
+        FNET_LOCK(self);
         self->closed = true;
+        FNET_UNLOCK(self);
     }
     return 0;
 }

@@ -304,7 +304,8 @@ module_exec(PyObject *module)
 
     state->contexts_known = fnet_context_probe();
     if (import_names(state) < 0 || make_types(module, state) < 0 ||
-        PyModule_AddFunctions(module, fnet_stats_functions) < 0) {
+        PyModule_AddFunctions(module, fnet_stats_functions) < 0 ||
+        fnet_socket_add_types(module, state) < 0) {
         return -1;
     }
     return 0;
@@ -328,12 +329,36 @@ module_exec(PyObject *module)
     DO((state)->sockview_type);                                               \
     DO((state)->datagram_type)
 
+#define FOR_EACH_OF_SOCKETS(state, DO)                                        \
+    DO((state)->blocking_type);                                               \
+    DO((state)->reader_type);                                                 \
+    DO((state)->socket_class);                                                \
+    DO((state)->raw_socket_type);                                             \
+    DO((state)->default_timeout)
+
+static int
+visit_sockets(module_state *state, visitproc visit, void *arg)
+{
+    FOR_EACH_OF_SOCKETS(state, Py_VISIT);
+    return 0;
+}
+
+static void
+clear_sockets(module_state *state)
+{
+    FOR_EACH_OF_SOCKETS(state, Py_CLEAR);
+}
+
 static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     module_state *state = PyModule_GetState(module);
 
     FOR_EACH_TYPE(state, Py_VISIT);
+    int rc = visit_sockets(state, visit, arg);
+    if (rc != 0) {
+        return rc;
+    }
     for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
         Py_VISIT(*field(state, imports[i].offset));
     }
@@ -348,6 +373,7 @@ module_clear(PyObject *module)
 
     fnet_handle_trim(state, true);
     FOR_EACH_TYPE(state, Py_CLEAR);
+    clear_sockets(state);
     for (size_t i = 0; i < FNET_COUNTOF(imports); i++) {
         Py_CLEAR(*field(state, imports[i].offset));
     }

@@ -46,6 +46,8 @@ typedef struct module_state {
     PyTypeObject *sockop_type;
     PyTypeObject *connset_type;
     PyTypeObject *sockview_type;
+    PyTypeObject *blocking_type; /* the C half of pyfastnet.Socket */
+    PyTypeObject *reader_type;
     /* what asyncio and pyfastnet offer */
     PyObject *asyncio_handle;   /* asyncio.Handle */
     PyObject *asyncio_timer;    /* asyncio.TimerHandle */
@@ -58,6 +60,10 @@ typedef struct module_state {
     PyObject *one;              /* 1 */
     PyObject *no_args;          /* () */
     PyObject *report;           /* pyfastnet._report: the cold error paths */
+    PyObject *socket_class;     /* pyfastnet.Socket, once it was needed */
+    PyObject *raw_socket_type;  /* _socket.socket, likewise */
+    PyObject *default_timeout;  /* socket.getdefaulttimeout, likewise */
+    int gil_wanted;             /* calls that are to try without the GIL */
     /* names */
     PyObject *kw_loop, *str_data_received, *str_eof_received,
         *str_connection_made, *str_connection_lost, *str_get_buffer,
@@ -113,6 +119,7 @@ typedef struct TimerObject {
     HandleObject handle;
     fnet_heap_node node;
     double when;
+    bool whole; /* it was given as an int, and is told as one */
 } TimerObject;
 
 typedef struct ConnSetObject {
@@ -521,6 +528,9 @@ bool fnet_sockview_detach(PyObject *view);
 PyObject *fnet_sockview_real(PyObject *view);
 /* An address as the socket module shows it; NULL with an exception. */
 PyObject *fnet_addr_object(const fnet_addr *addr);
+
+/* socket.c: the blocking sockets; socket.h has what they share */
+int fnet_socket_add_types(PyObject *module, module_state *state);
 
 /* stats.c */
 PyObject *fnet_loop_stats(LoopObject *loop, PyObject *unused);

@@ -3,12 +3,12 @@
  * Both are transports (transport.c) in one direction, with asyncio's rules
  * for pipes where these differ; net/pipe.h has what differs below.
  *
- * The file object that the program gave owns the descriptor and is closed
- * once.  Several transports may stand on one number (a terminal is read and
- * written): the first is on the number itself, the others each on a duplicate
- * of their own, since an epoll set has one entry per number; and the file
- * objects are closed by whoever ends last, so that nobody reads or writes a
- * number that has become a stranger's. */
+ * The file object that the program gave owns its descriptor, and is closed
+ * once, at the end.  The transport works on a duplicate of its own: the
+ * program may close the file, whose number may be a stranger's then, and may
+ * connect one file several times (a terminal is read and written), where an
+ * epoll set has one entry per number.  Pipes that nobody else knows (those of
+ * a child) do without. */
 #include "python/module.h"
 
 #include "net/pipe.h"
@@ -20,16 +20,7 @@
 typedef struct PipeObject {
     TransportObject base; /* base.sock: the file object */
     int number;           /* its descriptor; base.fd may be a duplicate */
-    fnet_list sharers;    /* a ring: the others on the number */
-    PyObject *left;       /* a list: file objects of those that have ended */
 } PipeObject;
-
-static bool
-is_pipe(const module_state *state, PyObject *object)
-{
-    return Py_IS_TYPE(object, state->readpipe_type) ||
-           Py_IS_TYPE(object, state->writepipe_type);
-}
 
 /* -- the descriptor ----------------------------------------------------- */
 
@@ -51,103 +42,34 @@ number_of(LoopObject *loop, PyObject *pipe)
     return (int)fd;
 }
 
-/* False: the program has closed the file object, and the number may be a
- * stranger's by now. */
-static bool
-still_open(PipeObject *self)
+/* What still stands on the number from before it became ours. */
+static void
+free_number(LoopObject *loop, int fd)
 {
-    PyObject *exc = PyErr_Occurred() ? fnet_err_take() : NULL;
-    PyObject *pipe = Py_XNewRef(self->base.sock);
-    bool open =
-        pipe != NULL && number_of(self->base.loop, pipe) == self->number;
+    PyObject *object = fnet_loop_fd_object(loop, fd);
 
-    PyErr_Clear();
-    Py_XDECREF(pipe);
-    if (exc != NULL) {
-        fnet_err_restore(exc);
+    if (object == NULL || fnet_is_transport(loop->state, object)) {
+        return;
     }
-    return open;
-}
-
-static int
-used_by(int fd, PyObject *object)
-{
-    PyErr_Format(PyExc_RuntimeError,
-                 "File descriptor %d is used by transport %R", fd, object);
-    return -1;
-}
-
-/* The transport that has the number of a file that is closed. */
-static int
-forget(PipeObject *stale)
-{
-    LoopObject *loop = stale->base.loop;
-
-    fnet_stream_detach(&stale->base.stream, true);
-    if (loop->fds[stale->number] == (PyObject *)stale) {
-        loop->fds[stale->number] = NULL;
-    }
-    PyObject *exc = fnet_make_oserror(-EBADF);
-    int rc = exc == NULL ? -1 : fnet_transport_force_close(&stale->base, exc);
-    Py_XDECREF(exc);
-    return rc;
-}
-
-/* What stands on the number already: 0: nothing that matters; 1: something to
- * live beside, on a duplicate (a pipe: *first); -1 with an exception. */
-static int
-look_at_number(LoopObject *loop, int fd, PipeObject **first)
-{
-    PyObject *object = Py_XNewRef(fnet_loop_fd_object(loop, fd));
-    int rc = 0;
-
-    if (object == NULL) {
-        return 0;
-    }
-    if (is_pipe(loop->state, object)) {
-        PipeObject *pipe = (PipeObject *)object;
-        if (!still_open(pipe)) {
-            rc = pipe->base.attached ? forget(pipe) : 0;
-        }
-        else if (pipe->base.attached) {
-            *first = pipe; /* kept alive by the loop */
-            rc = 1;
-        }
-    }
-    else if (Py_IS_TYPE(object, loop->state->watch_type)) {
-        WatchObject *watch = (WatchObject *)object;
-        if (watch->reader != NULL || watch->writer != NULL ||
-            watch->waiters[0] != NULL || watch->waiters[1] != NULL) {
-            rc = 1;
-        }
-        else {
-            loop->fds[fd] = NULL;
-            fnet_watch_drop(watch);
-            Py_DECREF(watch); /* the table's */
-        }
-    }
-    else if (Py_IS_TYPE(object, loop->state->listener_type)) {
-        PyErr_Format(PyExc_RuntimeError,
-                     "File descriptor %d is used by a server", fd);
-        rc = -1;
-    }
-    else if (((TransportObject *)object)->closing) {
-        rc = 1;
+    loop->fds[fd] = NULL;
+    if (Py_IS_TYPE(object, loop->state->watch_type)) {
+        fnet_watch_drop((WatchObject *)object);
     }
     else {
-        rc = used_by(fd, object);
+        fnet_listener_drop((ListenerObject *)object);
     }
     Py_DECREF(object);
-    return rc < 0 ? rc : fnet_loop_check(loop) < 0 ? -1 : rc;
 }
 
 static int
-register_(PipeObject *self, int fd, PipeObject *first)
+register_(PipeObject *self, int fd)
 {
     TransportObject *base = &self->base;
     LoopObject *loop = base->loop;
-    PyObject **slot = fnet_loop_fd_slot(loop, fd);
 
+    free_number(loop, fd);
+    PyObject **slot =
+        fnet_loop_check(loop) < 0 ? NULL : fnet_loop_fd_slot(loop, fd);
     if (slot == NULL) {
         return -1;
     }
@@ -162,24 +84,16 @@ register_(PipeObject *self, int fd, PipeObject *first)
     base->attached = true;
     *slot = (PyObject *)self;
     fnet_list_push(&loop->transports, &base->link);
-    if (first != NULL) {
-        fnet_list_push(&first->sharers, &self->sharers);
-    }
     Py_INCREF(self); /* the loop's */
     return 0;
 }
 
 static int
-attach(PipeObject *self, PyObject *pipe, int number)
+attach(PipeObject *self, PyObject *pipe, int number, bool own)
 {
-    PipeObject *first = NULL;
     int fd = number;
-    int beside = look_at_number(self->base.loop, number, &first);
 
-    if (beside < 0) {
-        return -1;
-    }
-    if (beside > 0) {
+    if (!own) {
         fd = fnet_sys_dup(number);
         if (fd < 0) {
             fnet_raise(fd);
@@ -187,8 +101,8 @@ attach(PipeObject *self, PyObject *pipe, int number)
         }
     }
     self->number = number;
-    if (register_(self, fd, first) < 0) {
-        if (fd != number) {
+    if (register_(self, fd) < 0) {
+        if (!own) {
             fnet_sys_close(fd);
         }
         return -1;
@@ -197,99 +111,39 @@ attach(PipeObject *self, PyObject *pipe, int number)
     return 0;
 }
 
-static void
-leave_slot(PipeObject *self, int fd, PyObject *next)
+void
+fnet_pipe_detach(TransportObject *self)
 {
-    LoopObject *loop = self->base.loop;
+    LoopObject *loop = self->loop;
 
-    if ((size_t)fd < loop->nfds && loop->fds[fd] == (PyObject *)self) {
-        loop->fds[fd] = next;
+    self->attached = false;
+    fnet_list_remove(&self->link);
+    /* Not by closing: other descriptors are open for the same file. */
+    fnet_stream_detach(&self->stream, false);
+    if ((size_t)self->fd < loop->nfds &&
+        loop->fds[self->fd] == (PyObject *)self) {
+        loop->fds[self->fd] = NULL;
     }
-}
-
-static PipeObject *
-next_sharer(PipeObject *self)
-{
-    return fnet_list_empty(&self->sharers)
-               ? NULL
-               : fnet_container_of(self->sharers.next, PipeObject, sharers);
 }
 
 void
-fnet_pipe_detach(TransportObject *base)
+fnet_pipe_close_descriptor(TransportObject *self)
 {
-    PipeObject *self = (PipeObject *)base;
-    PipeObject *next = next_sharer(self);
-    bool own = base->fd != self->number || still_open(self);
+    PyObject *file = self->sock;
 
-    base->attached = false;
-    fnet_list_remove(&base->link);
-    fnet_stream_detach(&base->stream, !own);
-    leave_slot(self, base->fd, NULL);
-    if (next != NULL && next->base.attached) {
-        PyObject **slot = fnet_loop_fd_slot(base->loop, self->number);
-        if (slot == NULL) {
-            PyErr_Clear();
+    self->sock = NULL;
+    if (self->fd != ((PipeObject *)self)->number) {
+        fnet_sys_close(self->fd);
+    }
+    if (file != NULL) {
+        PyObject *result =
+            PyObject_CallMethodNoArgs(file, self->loop->state->str_close);
+        if (result == NULL) {
+            PyErr_WriteUnraisable(file);
         }
-        else if (*slot == NULL) {
-            *slot = (PyObject *)next;
-        }
+        Py_XDECREF(result);
+        Py_DECREF(file);
     }
-}
-
-static void
-close_file(PipeObject *self, PyObject *file)
-{
-    PyObject *result =
-        PyObject_CallMethodNoArgs(file, self->base.loop->state->str_close);
-    if (result == NULL) {
-        PyErr_WriteUnraisable(file);
-    }
-    Py_XDECREF(result);
-}
-
-/* Leaves the file objects to the next on the number. */
-static int
-hand_over(PipeObject *self, PipeObject *next, PyObject *files)
-{
-    fnet_list_remove(&self->sharers);
-    if (next->left == NULL) {
-        next->left = Py_NewRef(files);
-        return 0;
-    }
-    return PyList_SetSlice(next->left, PY_SSIZE_T_MAX, PY_SSIZE_T_MAX, files);
-}
-
-void
-fnet_pipe_close_descriptor(TransportObject *base)
-{
-    PipeObject *self = (PipeObject *)base;
-    PipeObject *next = next_sharer(self);
-    PyObject *file = base->sock, *files = self->left;
-
-    base->sock = self->left = NULL;
-    leave_slot(self, self->number, NULL);
-    if (base->fd != self->number) {
-        fnet_sys_close(base->fd);
-    }
-    if (files == NULL) {
-        files = PyList_New(0);
-    }
-    if (files == NULL || (file != NULL && PyList_Append(files, file) < 0)) {
-        PyErr_WriteUnraisable((PyObject *)self);
-    }
-    else if (next != NULL) {
-        if (hand_over(self, next, files) < 0) {
-            PyErr_WriteUnraisable((PyObject *)self);
-        }
-    }
-    else {
-        for (Py_ssize_t i = 0; i < PyList_GET_SIZE(files); i++) {
-            close_file(self, PyList_GET_ITEM(files, i));
-        }
-    }
-    Py_XDECREF(files);
-    Py_XDECREF(file);
 }
 
 /* -- what comes --------------------------------------------------------- */
@@ -385,7 +239,6 @@ allocate(LoopObject *loop, enum fnet_pipe_end end)
 
     if (self != NULL) {
         fnet_transport_prepare(&self->base, loop);
-        fnet_list_init(&self->sharers);
         self->number = -1;
         self->base.exposed = true;
         self->base.pipe = (uint8_t)end;
@@ -425,12 +278,14 @@ static PyObject *
 make(LoopObject *loop, PyObject *args, PyObject *kwargs,
      enum fnet_pipe_end end)
 {
-    static char *names[] = {"pipe", "protocol", "waiter", "extra", NULL};
+    static char *names[] = {"pipe",  "protocol", "waiter",
+                            "extra", "own",      NULL};
     PyObject *pipe, *protocol, *waiter = Py_None, *extra = Py_None;
+    int own = 0;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs,
-                                     "OO|OO:_make_pipe_transport", names,
-                                     &pipe, &protocol, &waiter, &extra) ||
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OO|OO$p:_make_pipe_transport", names, &pipe,
+            &protocol, &waiter, &extra, &own) ||
         fnet_loop_check(loop) < 0 || fnet_loop_check_thread(loop) < 0) {
         return NULL;
     }
@@ -454,7 +309,7 @@ make(LoopObject *loop, PyObject *args, PyObject *kwargs,
     if (self != NULL &&
         (set_extra(self, extra, pipe) < 0 ||
          fnet_transport_set_protocol(&self->base, protocol) < 0 ||
-         attach(self, pipe, number) < 0)) {
+         attach(self, pipe, number, own != 0) < 0)) {
         Py_CLEAR(self);
     }
     if (self != NULL && schedule_start(self, waiter) < 0) {
@@ -547,34 +402,6 @@ pipe_repr(TransportObject *self)
 
 /* -- types -------------------------------------------------------------- */
 
-static int
-pipe_traverse(PipeObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(self->left);
-    return fnet_transport_traverse(&self->base, visit, arg);
-}
-
-static int
-pipe_clear(PipeObject *self)
-{
-    if (!self->base.attached && !self->base.orphan) {
-        Py_CLEAR(self->left); /* else it is still to be closed */
-    }
-    return fnet_transport_clear(&self->base);
-}
-
-static void
-pipe_dealloc(PipeObject *self)
-{
-    if (FNET_UNLIKELY(self->base.orphan) &&
-        PyObject_CallFinalizerFromDealloc((PyObject *)self) < 0) {
-        return;
-    }
-    fnet_list_remove(&self->sharers);
-    Py_CLEAR(self->left);
-    fnet_transport_dealloc(&self->base);
-}
-
 static PyObject *
 pipe_get_field(TransportObject *self, void *which)
 {
@@ -638,9 +465,10 @@ static PyMethodDef writepipe_methods[] = {
 };
 
 #define PIPE_SLOTS                                                            \
-    {Py_tp_finalize, fnet_transport_finalize}, {Py_tp_dealloc, pipe_dealloc}, \
-        {Py_tp_traverse, pipe_traverse}, {Py_tp_clear, pipe_clear},           \
-        {Py_tp_repr, pipe_repr},                                              \
+    {Py_tp_finalize, fnet_transport_finalize},                                \
+        {Py_tp_dealloc, fnet_transport_dealloc},                              \
+        {Py_tp_traverse, fnet_transport_traverse},                            \
+        {Py_tp_clear, fnet_transport_clear}, {Py_tp_repr, pipe_repr},         \
     {                                                                         \
         Py_tp_members, pipe_members                                           \
     }

@@ -426,6 +426,7 @@ schedule(LoopObject *self, bool relative, PyObject *const *args,
     if (timer == NULL) {
         return NULL;
     }
+    timer->whole = !relative && PyLong_Check(call.lead);
     Py_INCREF(timer); /* the heap's */
     FNET_LOCK(self);
     int rc = fnet_heap_push(&self->timers, &timer->node, deadline_of(when));
