@@ -71,6 +71,7 @@ class EventLoop(_Parts):
     __slots__ = (
         "_asyncgens",
         "_asyncgens_shutdown_called",
+        "_children",
         "_clock_resolution",
         "_coroutine_origin_tracking_enabled",
         "_coroutine_origin_tracking_saved_depth",

@@ -350,12 +350,21 @@ clear_sockets(module_state *state)
 }
 
 static int
+visit_types(module_state *state, visitproc visit, void *arg)
+{
+    FOR_EACH_TYPE(state, Py_VISIT);
+    return 0;
+}
+
+static int
 module_traverse(PyObject *module, visitproc visit, void *arg)
 {
     module_state *state = PyModule_GetState(module);
+    int rc = visit_types(state, visit, arg);
 
-    FOR_EACH_TYPE(state, Py_VISIT);
-    int rc = visit_sockets(state, visit, arg);
+    if (rc == 0) {
+        rc = visit_sockets(state, visit, arg);
+    }
     if (rc != 0) {
         return rc;
     }

@@ -273,21 +273,27 @@ fnet_transport_finalize(TransportObject *self)
 int
 fnet_transport_traverse(TransportObject *self, visitproc visit, void *arg)
 {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->extra);
-    Py_VISIT(self->loop);
-    Py_VISIT(self->protocol);
-    Py_VISIT(self->context);
-    Py_VISIT(self->sock);
-    Py_VISIT(self->view);
-    Py_VISIT(self->server);
-    Py_VISIT(self->conns);
-    Py_VISIT(self->held);
-    Py_VISIT(self->empty_waiter);
-    Py_VISIT(self->room_waiter);
-    Py_VISIT(self->sockname);
-    Py_VISIT(self->peername);
-    Py_VISIT(self->dict);
+    PyObject *const held[] = {
+        (PyObject *)Py_TYPE(self),
+        self->extra,
+        (PyObject *)self->loop,
+        self->protocol,
+        self->context,
+        self->sock,
+        self->view,
+        self->server,
+        (PyObject *)self->conns,
+        self->held,
+        self->empty_waiter,
+        self->room_waiter,
+        self->sockname,
+        self->peername,
+        self->dict,
+    };
+
+    for (size_t i = 0; i < FNET_COUNTOF(held); i++) {
+        Py_VISIT(held[i]);
+    }
     return 0;
 }
 
