@@ -469,8 +469,10 @@ class Subprocesses(BaseLoop):
         process = transport._proc
         self._children.discard(transport)
         if returncode is None:
-            # Popen.poll(), which the program may call, may have been faster.
-            returncode = process.returncode
+            # Popen.poll(), which the program may call, may have been faster,
+            # and not have noted yet what it found: it does with this lock.
+            with process._waitpid_lock:
+                returncode = process.returncode
         if returncode is None:
             returncode = _UNKNOWN
             logger.warning(
