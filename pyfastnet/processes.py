@@ -190,9 +190,11 @@ class SubprocessTransport(asyncio.SubprocessTransport):
             # There was no thread to wait for it.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 proc.wait(1)
-        for file in (proc.stdin, proc.stdout, proc.stderr):
-            # Without a transport nobody else would; twice does no harm.
-            if file is not None:
+        for fd, file in enumerate((proc.stdin, proc.stdout, proc.stderr)):
+            # A transport closes its own, a turn later: until then the number
+            # must not become another file's.
+            owner = self._pipes.get(fd)
+            if file is not None and (owner is None or owner.pipe is None):
                 file.close()
 
     def __repr__(self) -> str:

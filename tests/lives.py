@@ -364,11 +364,16 @@ def interrupted(chance):
     task = loop.create_task(main())
     for _ in range(3):
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.001 + chance.random() * 0.003)
             signal.signal(signal.SIGALRM, signal.default_int_handler)
+            # Once more after a second: an interrupt that falls into a
+            # destructor, or a callback of a weak reference, is Python's to
+            # drop.
+            after = 0.001 + chance.random() * 0.003
+            signal.setitimer(signal.ITIMER_REAL, after, 1)
             loop.run_until_complete(loop.create_future())
         except KeyboardInterrupt:
             pass
+        signal.setitimer(signal.ITIMER_REAL, 0)
         if task.done():
             break
     signal.signal(signal.SIGALRM, signal.SIG_IGN)

@@ -5,12 +5,18 @@ import asyncio
 import contextvars
 import gc
 import random
+import sys
 import threading
 import weakref
 
 import pytest
 
 VAR = contextvars.ContextVar("VAR", default=0)
+with_get_context = pytest.mark.not_on(
+    "asyncio",
+    reason="its handles have no get_context()",
+    when=sys.version_info < (3, 12),
+)
 OTHER = contextvars.ContextVar("OTHER", default=None)
 
 
@@ -61,6 +67,7 @@ async def test_what_is_current_at_the_call_counts(loop, way):
     assert seen == [1, 2, 2, 3, 1]
 
 
+@with_get_context
 @pytest.mark.parametrize("way", WAYS)
 async def test_contexts_of_handles_are_their_own(loop, way):
     VAR.set(1)
@@ -77,6 +84,7 @@ async def test_contexts_of_handles_are_their_own(loop, way):
     assert VAR.get() == 1
 
 
+@with_get_context
 async def test_context_of_a_kept_handle_shows_what_ran(loop):
     VAR.set(1)
     kept = loop.call_soon(VAR.set, 2)
@@ -85,6 +93,7 @@ async def test_context_of_a_kept_handle_shows_what_ran(loop):
     assert kept.get_context()[VAR] == 2
 
 
+@with_get_context
 async def test_context_in_the_report_of_an_error(loop):
     reports = []
     loop.set_exception_handler(lambda _, report: reports.append(report))
@@ -103,6 +112,7 @@ async def test_context_in_the_report_of_an_error(loop):
     assert seen == [1]
 
 
+@with_get_context
 async def test_a_callback_may_enter_the_context_of_another(loop):
     VAR.set(1)
     seen = []
@@ -189,6 +199,7 @@ async def test_threads_with_values_of_their_own(loop):
         ]
 
 
+@with_get_context
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_programs(loop, seed):
     """Each callback is told what it must find."""

@@ -10,7 +10,16 @@ import warnings
 import weakref
 
 import pytest
-from support import Notes, fd_count, in_thread, pattern, run_script, turns, until
+from support import (
+    Notes,
+    fd_count,
+    in_thread,
+    not_with_home_away,
+    pattern,
+    run_script,
+    turns,
+    until,
+)
 from test_pipes import (
     Reading,
     Writing,
@@ -320,6 +329,7 @@ async def test_buffers(loop):
     await got.lost()
 
 
+@not_with_home_away
 # -- writing -----------------------------------------------------------------
 async def test_flow_control(loop):
     reader, writer = os.pipe()

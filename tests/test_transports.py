@@ -12,6 +12,7 @@ from support import (
     Recorder,
     fill_transport,
     in_thread,
+    not_with_home_away,
     pattern,
     read_all,
     read_exactly,
@@ -670,6 +671,7 @@ async def test_connection_lost_may_close_the_rest(loop, link):
     assert all(protocol.calls == ["made", "lost"] for protocol in protocols)
 
 
+@not_with_home_away
 async def test_both_ends_on_one_loop_end_in_few_turns(loop):
     """Programs that stop the loop once their own end is closed rely on the
     other end's having heard of it."""

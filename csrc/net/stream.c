@@ -180,6 +180,12 @@ input_event(fnet_stream *stream, uint32_t events)
             (stream->source.events & (uint32_t)EPOLLIN) != 0) {
             disarm(stream);
         }
+        else if (stream->readable && fnet_shard_lent(stream->shard)) {
+            /* A worker would find it again in each pass until the loop has
+             * returned the batch that it waits for: see rearm_level(). */
+            (void)fnet_poller_modify(&stream->shard->poller, &stream->source,
+                                     FNET_EVENTS_QUIET);
+        }
         return stream->readable;
     }
     stream->readable = true;
@@ -327,6 +333,17 @@ receive_into_batch(fnet_stream *stream, fnet_batch *batch, ssize_t *got)
     return true;
 }
 
+/* After a read: a level that was muted is looked for again. */
+static void
+rearm_level(fnet_stream *stream)
+{
+    if (stream->wanted && !stream->ended && !stream->always &&
+        (stream->source.events & (uint32_t)EPOLLIN) == 0) {
+        (void)fnet_poller_modify(&stream->shard->poller, &stream->source,
+                                 stream->io->events);
+    }
+}
+
 static bool
 stream_ready(fnet_shard *shard, fnet_source *source, fnet_batch *batch)
 {
@@ -358,6 +375,9 @@ stream_ready(fnet_shard *shard, fnet_source *source, fnet_batch *batch)
     }
     else if (got < 0 && got != -EAGAIN) {
         fnet_batch_push(batch, source, FNET_WHAT_ERROR, (int32_t)got);
+    }
+    if (is_level(stream)) {
+        rearm_level(stream);
     }
     return stream->readable;
 }
@@ -422,9 +442,6 @@ fnet_stream_attach_io(fnet_stream *stream, fnet_shard *shard, int fd,
         stream->always = stream->readable = true;
         rc = fnet_poller_attach(&shard->poller, &stream->source, fd, 0);
     }
-    if (rc == 0) {
-        shard->tied++;
-    }
     fnet_shard_unlock(shard);
     return rc;
 }
@@ -435,9 +452,6 @@ fnet_stream_detach(fnet_stream *stream, bool closing)
     fnet_shard *shard = stream->shard;
 
     fnet_shard_lock(shard);
-    if (stream->io != NULL && fnet_source_attached(&stream->source)) {
-        shard->tied--;
-    }
     fnet_shard_detach_locked(shard, &stream->source,
                              closing || stream->always);
     fnet_chain_clear(&stream->out, shard->cache, &shard->spent);

@@ -120,7 +120,6 @@ struct fnet_shard {
     bool flushing;     /* a worker's pass sends what was dirty */
     bool busy_awaited;
     bool hurry;        /* who waits for the busy source does so to detach it */
-    unsigned tied;     /* sources that want the loop's own thread */
     fnet_cond idle;    /* nobody is busy any more */
     fnet_list gated;   /* with work, but their last batch is not back */
     fnet_list batches; /* free ones */

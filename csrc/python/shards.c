@@ -112,9 +112,6 @@ wants_to_lend(LoopObject *self)
 static bool
 wants_to_recall(LoopObject *self)
 {
-    if (self->home.tied > 0) {
-        return true;
-    }
     if (self->home_mode == FNET_HOME_FLIPS) {
         /* One turn in eight, at random. */
         return (self->turns * UINT64_C(0x9E3779B97F4A7C15) >> 61) == 0;
@@ -150,13 +147,6 @@ move_home(LoopObject *self)
         }
     }
     else if (!set->home_away && !self->stopping && wants_to_lend(self)) {
-        /* Pipes report levels: a worker would find the same one again and
-         * again while the loop has it. */
-        if (self->home.tied > 0) {
-            fnet_adapt_refused(&self->adapt, self->now);
-            self->advice = FNET_ADVICE_NONE;
-            return;
-        }
         lend_home(self);
     }
     else if (set->home_away && wants_to_recall(self)) {
@@ -178,8 +168,8 @@ fnet_loop_see_to_home(LoopObject *self)
             fnet_load load = current_load(self);
             self->advice = (int)fnet_adapt_window(&self->adapt, &load);
         }
-        if (FNET_LIKELY(self->advice == FNET_ADVICE_NONE && !self->recalling &&
-                        !(self->set.home_away && self->home.tied > 0))) {
+        if (FNET_LIKELY(self->advice == FNET_ADVICE_NONE &&
+                        !self->recalling)) {
             return;
         }
     }
