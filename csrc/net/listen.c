@@ -86,8 +86,7 @@ listener_ready(fnet_shard *shard, fnet_source *source, fnet_batch *batch)
 
     for (int i = 0; i < most && !fnet_batch_full(batch); i++) {
         /* Who wants to detach it waits for one call, not for all. */
-        if (listener->paused || shard->hurry ||
-            !accept_one(listener, batch)) {
+        if (listener->paused || shard->hurry || !accept_one(listener, batch)) {
             break;
         }
     }
