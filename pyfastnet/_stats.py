@@ -3,7 +3,7 @@
 from typing import Any
 
 from . import _core
-from .loop import EventLoop, _loops
+from .loop import open_loops
 
 _CACHE_FIGURES = (
     "caches",
@@ -16,15 +16,6 @@ _CACHE_FIGURES = (
     "transfers",
     "freed",
 )
-
-
-def _open_loops() -> list[EventLoop]:
-    while True:
-        try:
-            return list(_loops)
-        except RuntimeError:
-            # Another thread has made or dropped a loop meanwhile.
-            continue
 
 
 def stats() -> dict[str, Any]:
@@ -48,7 +39,7 @@ def stats() -> dict[str, Any]:
     """
     loops = []
     cache: dict[str, int] = dict.fromkeys(_CACHE_FIGURES, 0)
-    for loop in _open_loops():
+    for loop in open_loops():
         try:
             one = loop.stats()
         except RuntimeError:

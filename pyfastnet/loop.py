@@ -163,28 +163,41 @@ class EventLoop(_Parts):
 
 
 _loops: "weakref.WeakSet[EventLoop]" = weakref.WeakSet()
+# By the thread that forks: the loops whose threads it has stopped.  Those are
+# started again whoever runs them by then.
+_stopped: dict[int, list[EventLoop]] = {}
+
+
+def open_loops() -> list[EventLoop]:
+    """The loops that are not closed; from any thread."""
+    while True:
+        try:
+            return [loop for loop in _loops if not loop.is_closed()]
+        except RuntimeError:
+            # Another thread has made or dropped a loop meanwhile.
+            continue
 
 
 def _before_fork() -> None:
     """What was written is sent before the child could be thought to do it."""
     this_thread = threading.get_ident()
-    for loop in list(_loops):
+    stopped = _stopped[this_thread] = []
+    for loop in open_loops():
         # A loop that another thread runs is not to be touched from here.
-        if not loop.is_closed() and loop._thread_id in (None, this_thread):
+        if loop._thread_id in (None, this_thread):
+            stopped.append(loop)
             loop._before_fork()
 
 
 def _after_fork_in_child() -> None:
-    for loop in list(_loops):
-        if not loop.is_closed():
-            loop._after_fork()
+    _stopped.clear()
+    for loop in open_loops():
+        loop._after_fork()
 
 
 def _after_fork_in_parent() -> None:
-    this_thread = threading.get_ident()
-    for loop in list(_loops):
-        if not loop.is_closed() and loop._thread_id in (None, this_thread):
-            loop._after_fork_in_parent()
+    for loop in _stopped.pop(threading.get_ident(), ()):
+        loop._after_fork_in_parent()
 
 
 os.register_at_fork(

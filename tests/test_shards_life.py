@@ -70,3 +70,62 @@ def test_what_goes_wrong_is_told(tmp_path):
         assert done.returncode == 1
         for text in told:
             assert text in done.stdout, done.stdout + done.stderr
+
+
+def test_a_loop_that_begins_to_run_during_a_fork():
+    """Its workers were stopped when nobody ran it; they come back though
+    another thread runs it by then."""
+    script = """
+import asyncio, os, socket, threading, time, warnings
+warnings.simplefilter('ignore', DeprecationWarning)
+
+def run_it():
+    # Behind pyfastnet's hook: those registered last come first.
+    thread.start()
+    while not loop.is_running():
+        time.sleep(0.001)
+
+os.register_at_fork(before=run_it)
+import pyfastnet
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def data_received(self, data):
+        self.transport.write(data)
+
+async def connect():
+    peers = []
+    for _ in range(3):
+        mine, peer = socket.socketpair()
+        mine.setblocking(False)
+        await loop.create_connection(Echo, sock=mine)
+        peers.append(peer)
+    return peers
+
+loop = pyfastnet.EventLoop(shards=3)
+peers = loop.run_until_complete(connect())
+thread = threading.Thread(target=loop.run_forever)
+pid = os.fork()
+if pid == 0:
+    os._exit(0)
+os.waitpid(pid, 0)
+for peer in peers:
+    peer.settimeout(10)
+    peer.sendall(b'hello')
+    assert peer.recv(10) == b'hello'
+loop.call_soon_threadsafe(loop.stop)
+thread.join()
+loop.close()
+print('done')
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=40,
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stdout + done.stderr

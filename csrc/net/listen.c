@@ -85,7 +85,8 @@ listener_ready(fnet_shard *shard, fnet_source *source, fnet_batch *batch)
                                                    : FNET_ACCEPT_MAX;
 
     for (int i = 0; i < most && !fnet_batch_full(batch); i++) {
-        if (listener->paused || !accept_one(listener, batch)) {
+        /* Who wants to detach it waits for one call, not for all. */
+        if (listener->paused || shard->hurry || !accept_one(listener, batch)) {
             break;
         }
     }

@@ -719,7 +719,7 @@ fnet_stream_notify_room(fnet_stream *stream)
     fnet_shard_lock(shard);
     stream->notify_room = true;
     stream->writable = false;
-    if (fnet_shard_lent(shard)) {
+    if (fnet_shard_away(shard)) {
         /* The worker may have had the edge since; this brings it again if
          * there is room. */
         (void)fnet_poller_modify(&shard->poller, &stream->source,

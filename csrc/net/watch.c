@@ -111,9 +111,10 @@ set_locked(fnet_watch *watch, int fd, uint32_t levels, uint32_t waits)
         }
     }
     else if (watch->source.events != events ||
-             (fnet_shard_lent(shard) && (waits & ~watch->waits) != 0)) {
-        /* Lent: the worker may have had the edge between the call that said
-         * EAGAIN and now.  This brings it again if the condition holds. */
+             (fnet_shard_away(shard) && (waits & ~watch->waits) != 0)) {
+        /* The worker may have had the edge between the call that said EAGAIN
+         * and now, and given the shard back since.  This brings it again if
+         * the condition holds. */
         rc = fnet_poller_modify(&shard->poller, &watch->source, events);
     }
     if (rc == 0) {
@@ -173,7 +174,7 @@ fnet_watch_sequence(fnet_watch *watch)
     uint64_t sequence = 0;
 
     fnet_shard_lock(shard);
-    if (fnet_shard_lent(shard)) {
+    if (fnet_shard_away(shard)) {
         /* A worker that sleeps has nothing in its batch yet. */
         bool asleep = atomic_load_explicit(&shard->poller.asleep,
                                            memory_order_relaxed) != 0;

@@ -450,6 +450,21 @@ fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch)
     }
 }
 
+void
+fnet_shard_give_back_locked(fnet_shard *shard)
+{
+    shard->flushing = true;
+    fnet_shard_flush_locked(shard);
+    shard->flushing = false;
+    shard->phase = FNET_PHASE_TURN;
+    shard->late = true; /* until the loop's next pass */
+    fnet_cond_broadcast(&shard->idle);
+    if (!fnet_list_empty(&shard->dirty) && !shard->prompter_up &&
+        shard->wake_prompter != NULL) {
+        shard->wake_prompter(shard->prompter); /* written during the flush */
+    }
+}
+
 bool
 fnet_shard_return_batch(fnet_shard *shard, fnet_batch *batch)
 {

@@ -126,7 +126,8 @@ struct fnet_shard {
     unsigned posted;   /* batches that the loop has not returned */
     uint64_t sequence; /* of the last batch that was begun */
     uint64_t returned; /* of the last one that came back */
-    bool recall;       /* the worker is asked for the shard */
+    bool recall;       /* the worker is asked for the shard; until the loop
+                          has seen that it is back */
     bool stop;         /* it is to end, or has ended */
     bool trim;         /* likewise: to give its free memory back */
     bool age;          /* likewise, once it comes by: fnet_cache_age() */
@@ -173,6 +174,15 @@ fnet_shard_lent(const fnet_shard *shard)
     return shard->phase == FNET_PHASE_LENT;
 }
 
+/* True while a worker has the shard, and until the loop, between two turns,
+ * has found it given back: in the present turn a worker may have taken edges
+ * that nobody waited for yet.  The loop's thread, with the lock. */
+static inline bool
+fnet_shard_away(const fnet_shard *shard)
+{
+    return fnet_shard_lent(shard) || shard->recall;
+}
+
 /* Around a system call in an op of a source; `left` is what the first one
  * has answered. */
 static inline bool
@@ -207,6 +217,10 @@ void fnet_shard_detach_locked(fnet_shard *shard, fnet_source *source,
  * does it.  Without a batch nothing is read.  Worker, with the lock, which is
  * given up for system calls. */
 void fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch);
+/* The shard is the loop's again.  Its thread may be in a long turn: what was
+ * written meanwhile is sent before, and what is written in the rest of the
+ * turn is sent at once.  Worker, with the lock. */
+void fnet_shard_give_back_locked(fnet_shard *shard);
 /* A free batch for the next pass, NULL: the loop has them all.  Worker, with
  * the lock. */
 fnet_batch *fnet_shard_begin_batch_locked(fnet_shard *shard);

@@ -374,6 +374,14 @@ batches_are_whole(fnet_shardset *set)
     return whole;
 }
 
+/* Another thread was in the shard's pass, or the prompter in a flush: with
+ * sources in a list on its stack. */
+static bool
+is_torn(fnet_shard *shard)
+{
+    return shard->phase == FNET_PHASE_PASS || !is_free(&shard->output);
+}
+
 void
 fnet_shardset_after_fork(fnet_shardset *set)
 {
@@ -384,10 +392,10 @@ fnet_shardset_after_fork(fnet_shardset *set)
     }
     for (unsigned i = 0; i < set->count; i++) {
         fnet_member *member = &set->members[i];
-        fnet_shard_reset_lock(member->shard);
-        if (member->shard->phase == FNET_PHASE_PASS) {
-            fnet_shard_forget_pass(member->shard); /* by another thread */
+        if (is_torn(member->shard)) {
+            fnet_shard_forget_pass(member->shard);
         }
+        fnet_shard_reset_lock(member->shard);
         if (member->worker != NULL) {
             if (!whole) {
                 fnet_worker_forget_batches(member->worker);

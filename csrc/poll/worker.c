@@ -46,8 +46,7 @@ heed_locked(fnet_worker *worker)
         fnet_cache_age(shard->cache);
     }
     if (shard->recall && fnet_shard_lent(shard)) {
-        shard->phase = FNET_PHASE_TURN;
-        fnet_cond_broadcast(&shard->idle);
+        fnet_shard_give_back_locked(shard);
         return true;
     }
     return false;
@@ -182,6 +181,9 @@ fnet_worker_is_back(fnet_worker *worker)
 
     fnet_lock_acquire(&shard->output);
     bool back = !fnet_shard_lent(shard) && shard->posted == 0;
+    if (back) {
+        shard->recall = false; /* and the loop knows, see fnet_shard_away() */
+    }
     fnet_lock_release(&shard->output);
     return back;
 }

@@ -391,10 +391,10 @@ loop_before_fork(LoopObject *self, PyObject *unused)
 {
     if (self->has_core && !self->forked) {
         fnet_shardset_flush(&self->set);
-        PyThreadState *tstate = PyEval_SaveThread();
+        /* With the GIL: another thread may be about to run the loop, or to
+         * close it.  None of those that are stopped here waits for it. */
         fnet_shardset_stop(&self->set);
         fnet_prompter_stop(self->prompter);
-        PyEval_RestoreThread(tstate);
     }
     Py_RETURN_NONE;
 }

@@ -39,7 +39,9 @@ enum fault {
     SENDS_ON_IN_A_HURRY,          /* flush_locked */
     FLUSH_DOES_NOT_WAIT_FOR_SEND, /* flushing, fnet_shard_flush */
     FLUSH_OF_ONE_GIVEN_BACK,      /* fnet_shard_flush: phase TURN */
-    GIVING_BACK_IS_NOT_TOLD,      /* heed_locked */
+    GIVES_BACK_WHAT_WAS_WRITTEN,  /* fnet_shard_give_back_locked: unsent */
+    GIVING_BACK_DOES_NOT_PROMPT,  /* likewise */
+    GIVEN_BACK_BUT_NOT_LATE,      /* likewise */
     WRITES_ARE_NOT_DEFERRED,      /* settle_locked */
     FAULTS
 };
@@ -79,7 +81,7 @@ typedef struct batch {
 
 typedef struct state {
     /* what is to come */
-    uint8_t writes, drops, flushes, detaches, recalls, fulls;
+    uint8_t writes, writes_other, drops, flushes, detaches, recalls, fulls;
     uint8_t input[2], input_other;
     /* the program counters */
     uint8_t loop, worker;
@@ -89,12 +91,13 @@ typedef struct state {
     uint8_t attached, generation;
     uint8_t out, written; /* pieces queued, and ever written */
     uint8_t writable, readable, dirty, ready, last; /* last: its sequence */
-    uint8_t ready_other, last_other;
+    uint8_t ready_other, last_other, dirty_other;
     /* the descriptor, in the kernel */
     uint8_t open, owner, received, events, events_other, full;
     uint8_t arrived, units; /* at the peer; of input, received so far */
     /* of the shard */
     uint8_t lent, recall, busy, busy_awaited, hurry, flushing;
+    uint8_t giving, prompted; /* back; the prompter sees to what is dirty */
     uint8_t asleep, wake, starved, free, sequence, returned;
     /* the worker's */
     uint8_t op, piece, sent, got, noted, noted_tag, noted_other, sleeps;
@@ -124,8 +127,8 @@ static inline bool
 has_work(const state *s)
 {
     bool ready = s->ready == LISTED || s->ready_other == LISTED;
-    return s->dirty == LISTED || s->recall || (ready && !s->starved) ||
-           (s->starved && s->free > 0);
+    return s->dirty == LISTED || s->dirty_other || s->recall ||
+           (ready && !s->starved) || (s->starved && s->free > 0);
 }
 
 /* fnet_shard_unlock() and fnet_poller_wake_any() */
@@ -256,11 +259,26 @@ read_ready(state *s)
     s->worker = W_RECEIVE;
 }
 
-/* Behind the flushing: fnet_shard_pass_lent_locked() */
+/* Behind the flushing: fnet_shard_give_back_locked() */
+static inline void
+give_back(state *s)
+{
+    s->lent = s->giving = 0;
+    s->worker = W_TOP;
+    s->prompted = (s->dirty == LISTED || s->dirty_other) &&
+                  fault != GIVING_BACK_DOES_NOT_PROMPT &&
+                  fault != GIVES_BACK_WHAT_WAS_WRITTEN;
+}
+
+/* The same, or fnet_shard_pass_lent_locked() */
 static inline void
 end_of_flush(state *s)
 {
     s->flushing = 0;
+    if (s->giving) {
+        give_back(s);
+        return;
+    }
     tell_idle(s);
     s->sleeps = !has_work(s);
     s->asleep = s->sleeps;
@@ -279,27 +297,38 @@ end_of_event(state *s)
     read_ready(s);
 }
 
-/* heed_locked(), fnet_shard_begin_batch_locked() and the flush of a pass */
-static inline bool
-worker_at_top(state *s)
+/* fnet_shard_begin_batch_locked() */
+static inline void
+begin_batch(state *s)
 {
-    if (!s->lent) {
-        return false;
-    }
-    if (s->recall) {
-        s->lent = 0;
-        if (fault != GIVING_BACK_IS_NOT_TOLD && s->loop == L_AWAIT_FLUSH) {
-            s->told = 1;
-        }
-        return true;
-    }
     s->made = (batch){0};
     s->starved = s->free == 0;
     if (s->free > 0) {
         s->free--;
         s->made.sequence = ++s->sequence;
     }
+}
+
+/* heed_locked(), or the begin of a pass; and the flush of either. */
+static inline bool
+worker_at_top(state *s)
+{
+    if (!s->lent) {
+        return false;
+    }
+    if (s->recall && fault == GIVES_BACK_WHAT_WAS_WRITTEN) {
+        give_back(s);
+        return true;
+    }
+    s->giving = s->recall;
+    if (!s->giving) {
+        begin_batch(s);
+    }
     s->flushing = 1;
+    if (s->dirty_other) { /* sent at once, here */
+        s->dirty_other = 0;
+        tell_idle(s);
+    }
     if (s->dirty == LISTED) {
         must(s->attached, "flushes a source that was detached");
         s->dirty = NOWHERE;
@@ -511,12 +540,22 @@ drop(state *s)
     s->loop = L_TOP;
 }
 
+/* By the loop's thread, of a shard that was given back. */
+static inline void
+send_all(state *s)
+{
+    while (s->writable && s->out > 0) {
+        s->out--;
+        s->arrived++;
+    }
+}
+
 /* What fnet_shard_flush() waits for; behind it what is the loop's again. */
 static inline void
 flush_all(state *s)
 {
     bool sending = s->flushing && fault != FLUSH_DOES_NOT_WAIT_FOR_SEND;
-    if (s->lent && (sending || s->dirty == LISTED)) {
+    if (s->lent && (sending || s->dirty == LISTED || s->dirty_other)) {
         s->busy_awaited = 1;
         s->loop = L_AWAIT_FLUSH;
         if (s->asleep) {
@@ -526,12 +565,11 @@ flush_all(state *s)
         return;
     }
     if (!s->lent && fault != FLUSH_OF_ONE_GIVEN_BACK) {
-        while (s->writable && s->out > 0) {
-            s->out--;
-            s->arrived++;
-        }
+        send_all(s);
         s->dirty = NOWHERE;
+        s->dirty_other = 0;
     }
+    must(!s->dirty_other, "a flush returns before the other is sent");
     must(s->arrived >= s->due || !s->writable || s->in_event,
          "a flush returns before all is sent");
     s->due = 0;
@@ -548,9 +586,25 @@ loop_writes(state *s)
     s->writes--;
     s->written++;
     s->out++;
-    if (s->writable && fault != WRITES_ARE_NOT_DEFERRED) {
+    if (!s->lent && fault != GIVEN_BACK_BUT_NOT_LATE) {
+        send_all(s);
+    }
+    else if (s->writable && fault != WRITES_ARE_NOT_DEFERRED) {
         defer(s);
     }
+    unlock(s);
+    return true;
+}
+
+/* Likewise, to the other source. */
+static inline bool
+loop_writes_other(state *s)
+{
+    if (s->writes_other == 0) {
+        return false;
+    }
+    s->writes_other--;
+    s->dirty_other = s->lent || fault == GIVEN_BACK_BUT_NOT_LATE;
     unlock(s);
     return true;
 }
@@ -647,6 +701,8 @@ loop_at_top(state *s, unsigned choice)
             drop(s);
         }
         return true;
+    case 6:
+        return loop_writes_other(s);
     default:
         if (s->recalls == 0) {
             return false;

@@ -483,6 +483,7 @@ worker_at_top(state *s)
         return true;
     }
     if (s->recall && s->phase == LENT) {
+        s->dirty = 0; /* fnet_shard_give_back_locked() */
         s->phase = TURN;
         if (fault != GIVING_BACK_DOES_NOT_WAKE) {
             wake_inbox(s, WORKER);

@@ -17,6 +17,7 @@ static const state scenarios[] = {
     {.writes = 1, .detaches = 1, .input = {1, 1}, .fulls = 1, .free = 1},
     {.writes = 2, .drops = 1, .detaches = 1, .fulls = 1, .free = 1},
     {.writes = 3, .flushes = 1, .recalls = 1, .fulls = 1, .free = 1},
+    {.writes = 1, .writes_other = 2, .flushes = 1, .recalls = 1, .free = 1},
     {.writes = 2, .flushes = 1, .drops = 1, .detaches = 1, .free = 1},
     {.input = {2, 1}, .input_other = 2, .detaches = 1, .free = 2},
     {.input = {3, 0}, .input_other = 3, .free = 3},
@@ -25,7 +26,7 @@ static const state *scenario;
 
 /* -- all states ----------------------------------------------------------- */
 
-#define CHOICES 7
+#define CHOICES 8
 
 static explorer all;
 
@@ -49,11 +50,14 @@ is_done(const state *s)
     bool idle = s->loop == L_TOP && s->inbox[0].sequence == 0 &&
                 s->mail.sequence == 0 && !s->full;
     if (!s->lent) {
-        return idle && s->worker == W_TOP; /* the rest is for home's passes */
+        /* Input is for home's passes, output waits for none. */
+        return idle && s->worker == W_TOP &&
+               (s->prompted ||
+                ((s->out == 0 || !s->writable) && !s->dirty_other));
     }
     return idle && s->worker == W_POLL && s->out == 0 && s->dirty == NOWHERE &&
-           s->ready == NOWHERE && s->ready_other == NOWHERE &&
-           s->received == 0;
+           !s->dirty_other && s->ready == NOWHERE &&
+           s->ready_other == NOWHERE && s->received == 0;
 }
 
 /* Alone, with nothing new, it must come to rest. */

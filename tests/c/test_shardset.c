@@ -520,6 +520,54 @@ waits_on_a_lent_home(void)
     lent_fini(&l);
 }
 
+static uint64_t
+events_of(fnet_shard *shard)
+{
+    fnet_shard_lock(shard);
+    uint64_t events = shard->stats.events;
+    fnet_shard_unlock(shard);
+    return events;
+}
+
+static bool
+is_lent(fnet_shard *shard)
+{
+    fnet_shard_lock(shard);
+    bool is = fnet_shard_lent(shard);
+    fnet_shard_unlock(shard);
+    return is;
+}
+
+/* The worker has the edge between the call that said EAGAIN and the wait, and
+ * gives home back before the wait. */
+static void
+a_wait_that_comes_late(void)
+{
+    lent l;
+    watched x;
+    lent_init(&l, watched_note, NULL);
+    watched_open(&x, &l.home);
+    for (unsigned i = 1; i <= 20; i++) {
+        lent_lend(&l);
+        CHECK(fnet_watch_set(&x.watch, x.fd, 0, EPOLLIN) == 0);
+        CHECK(world_send(x.peer, 0, 1) == 1);
+        LENT_UNTIL(&l, x.told == 2 * i - 1);
+        CHECK(world_take(x.fd, 0, 2) == 1);
+        CHECK(fnet_watch_set(&x.watch, x.fd, 0, 0) == 0);
+        uint64_t events = events_of(&l.home);
+        CHECK(world_send(x.peer, 1, 1) == 1);
+        LENT_AWAIT(events_of(&l.home) > events); /* which nobody waits for */
+        lent_recall(&l);
+        LENT_AWAIT(!is_lent(&l.home));
+        CHECK(fnet_watch_set(&x.watch, x.fd, 0, EPOLLIN) == 0);
+        LENT_UNTIL(&l, x.told == 2 * i && !l.recalling);
+        CHECK(x.last == EPOLLIN && world_take(x.fd, 1, 2) == 1);
+        CHECK(fnet_watch_set(&x.watch, x.fd, 0, 0) == 0);
+    }
+    watched_close(&x);
+    lent_fini(&l);
+}
+
 /* A level that was muted by the worker is home's again, and goes on. */
 static void
 levels_across_flips(void)
@@ -652,6 +700,7 @@ main(void)
     RUN(listeners_that_go_while_it_accepts);
     RUN(levels_until_taken);
     RUN(waits_on_a_lent_home);
+    RUN(a_wait_that_comes_late);
     RUN(levels_across_flips);
     RUN(forks_while_it_works);
     RUN(no_thread_after_a_fork);
