@@ -206,8 +206,10 @@ reader_gone(TransportObject *self)
 {
     PyObject *exc = NULL;
 
-    if (fnet_stream_pending(&self->stream) > 0) {
-        exc = fnet_make_oserror(-EPIPE);
+    /* A worker may have tried to send it meanwhile. */
+    int error = fnet_stream_error(&self->stream);
+    if (error != 0 || fnet_stream_pending(&self->stream) > 0) {
+        exc = fnet_make_oserror(error != 0 ? error : -EPIPE);
         if (exc == NULL) {
             return -1;
         }
