@@ -8,6 +8,8 @@
 /* Events taken from the kernel at a time; as many completions fit into a
  * batch. */
 #define MAX_EVENTS FNET_BATCH_MAX
+/* Of a worker whose pass can do nothing about what there is to do. */
+#define REST FNET_MSEC
 
 int
 fnet_shard_init(fnet_shard *shard, fnet_depot *depot)
@@ -429,12 +431,16 @@ fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch)
     shard->flushing = false;
     tell_idle(shard);
     bool sleep = !has_work_locked(shard);
+    bool rest = shard->in_vain;
     if (sleep) {
         fnet_shard_prepare_sleep(shard);
     }
     fnet_lock_release(&shard->output);
     int n = fnet_sys_epoll_wait(shard->poller.epfd, events, MAX_EVENTS,
                                 sleep ? -1 : 0);
+    if (FNET_UNLIKELY(rest || (n < 0 && n != -EINTR))) {
+        (void)fnet_sys_poll(NULL, 0, REST);
+    }
     fnet_lock_acquire(&shard->output);
     atomic_store_explicit(&shard->poller.asleep, 0, memory_order_relaxed);
     shard->starved = false;
@@ -448,6 +454,9 @@ fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch)
     if (batch != NULL) {
         read_ready(shard, batch);
     }
+    /* What is ready and brings nothing lacks memory. */
+    shard->in_vain =
+        batch != NULL && batch->count == 0 && !fnet_list_empty(&shard->ready);
 }
 
 void
@@ -462,6 +471,18 @@ fnet_shard_give_back_locked(fnet_shard *shard)
     if (!fnet_list_empty(&shard->dirty) && !shard->prompter_up &&
         shard->wake_prompter != NULL) {
         shard->wake_prompter(shard->prompter); /* written during the flush */
+    }
+}
+
+void
+fnet_shard_trim_batches_locked(fnet_shard *shard)
+{
+    fnet_list *node;
+
+    fnet_list_foreach(node, &shard->batches)
+    {
+        fnet_batch_reset(fnet_container_of(node, fnet_batch, link),
+                         shard->read_cache, true);
     }
 }
 

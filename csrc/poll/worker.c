@@ -28,12 +28,7 @@ heed_locked(fnet_worker *worker)
 
     if (shard->trim) {
         shard->trim = false;
-        fnet_list *node;
-        fnet_list_foreach(node, &shard->batches)
-        {
-            fnet_batch_reset(fnet_container_of(node, fnet_batch, link),
-                             shard->read_cache, true);
-        }
+        fnet_shard_trim_batches_locked(shard);
         fnet_cache_flush(shard->read_cache);
         fnet_cache_trim(shard->cache);
         fnet_lock_release(&shard->output);

@@ -192,11 +192,14 @@ give_memory_back(LoopObject *self)
         fnet_shard *shard = self->set.members[i].shard;
         fnet_loop_drop_landings(shard);
         fnet_shard_lock(shard);
+        if (shard == &self->home) {
+            fnet_batch_reset(&self->batch, shard->read_cache, true);
+        }
         if (fnet_shard_lent(shard)) {
             shard->trim = true;
         }
         else {
-            fnet_batch_reset(&self->batch, shard->read_cache, true);
+            fnet_shard_trim_batches_locked(shard);
             fnet_cache_flush(shard->read_cache);
             fnet_cache_flush(shard->cache);
         }
