@@ -192,12 +192,14 @@ is_gated(const fnet_shard *shard, const fnet_source *source)
 }
 
 /* One round over the sources that have work now; what a source leaves, and
- * what found no room, waits for the next pass in the order of arrival. */
-static void
+ * what found no room, waits for the next pass in the order of arrival.  False:
+ * there was input, and no memory for any. */
+static bool
 read_ready(fnet_shard *shard, fnet_batch *batch)
 {
     fnet_list todo;
     fnet_list *node;
+    bool in_vain = false;
 
     fnet_list_init(&todo);
     fnet_list_splice(&todo, &shard->ready);
@@ -210,6 +212,7 @@ read_ready(fnet_shard *shard, fnet_batch *batch)
         begin_op(shard, source);
         if (source->ops->ready(shard, source, batch)) {
             fnet_shard_make_ready(shard, source);
+            in_vain = batch->count == 0;
         }
         end_op(shard);
     }
@@ -217,6 +220,7 @@ read_ready(fnet_shard *shard, fnet_batch *batch)
         fnet_list_splice(&todo, &shard->ready);
         fnet_list_splice(&shard->ready, &todo);
     }
+    return !in_vain || batch->count > 0;
 }
 
 int
@@ -235,7 +239,7 @@ fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline)
     int rc = poll_until_wanted(shard, deadline);
     /* relaxed: a wake-up that comes too late costs one spare return. */
     atomic_store_explicit(&shard->poller.asleep, 0, memory_order_relaxed);
-    read_ready(shard, batch);
+    (void)read_ready(shard, batch);
     shard->now = fnet_clock_ns();
     return rc;
 }
@@ -451,12 +455,7 @@ fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch)
             (void)note_event(shard, &events[i]);
         }
     }
-    if (batch != NULL) {
-        read_ready(shard, batch);
-    }
-    /* What is ready and brings nothing lacks memory. */
-    shard->in_vain =
-        batch != NULL && batch->count == 0 && !fnet_list_empty(&shard->ready);
+    shard->in_vain = batch != NULL && !read_ready(shard, batch);
 }
 
 void

@@ -133,7 +133,7 @@ struct fnet_shard {
     bool trim;         /* likewise: to give its free memory back */
     bool age;          /* likewise, once it comes by: fnet_cache_age() */
     bool starved;      /* the worker sleeps without a batch */
-    bool in_vain;      /* its last pass read nothing of what is ready */
+    bool in_vain;      /* its last pass had no memory to read into */
 };
 
 FNET_MUST_CHECK int fnet_shard_init(fnet_shard *shard, fnet_depot *depot);
