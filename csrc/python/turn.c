@@ -43,6 +43,9 @@
  * (tests/test_fairness.py has the case). */
 #define GIL_INTERVAL (12 * FNET_MSEC)
 
+/* A worker whose thread could not be started again after a fork. */
+#define START_AGAIN (10 * FNET_MSEC)
+
 /* Memory is given back after at least TRIM_BYTES were read and sent since the
  * last time, at most once a second: once the loop has been idle for
  * IDLE_BEFORE_TRIM, or has moved less than QUIET_BYTES in a second.  While
@@ -322,6 +325,13 @@ run_pass(LoopObject *self)
     if (deadline > self->now + IDLE_BEFORE_TRIM && trim_pending(self)) {
         deadline = self->now + IDLE_BEFORE_TRIM;
         trim = true;
+    }
+    if (FNET_UNLIKELY(self->set.incomplete)) {
+        fnet_shardset_start(&self->set);
+        int64_t again = fnet_clock_ns() + START_AGAIN;
+        if (self->set.incomplete && deadline > again) {
+            deadline = again;
+        }
     }
     bool done = false;
     if (FNET_UNLIKELY(self->set.home_away)) {
