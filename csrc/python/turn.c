@@ -285,23 +285,28 @@ pass_without_gil(LoopObject *self, int64_t deadline)
     return rc;
 }
 
-/* In place of a pass while the home shard is away. */
+/* In place of a pass while the home shard is away.  Without anything to wait
+ * for the GIL is kept as by a pass: for GIL_INTERVAL. */
 static int
 wait_for_mail(LoopObject *self, int64_t deadline)
 {
+    bool waits = deadline != FNET_NO_WAIT;
     int rc = 0;
 
     fnet_loop_drop_all_spent(self);
-    if (deadline != FNET_NO_WAIT) {
+    if (waits) {
         fnet_shardset_prepare_sleep(&self->set);
         if (fnet_loop_has_inbox(self) || fnet_names_pending(&self->names)) {
             deadline = FNET_NO_WAIT;
         }
+    }
+    if (waits || self->now - self->gil_released >= GIL_INTERVAL) {
         self->passing = true;
         PyThreadState *tstate = PyEval_SaveThread();
         rc = fnet_shardset_wait(&self->set, deadline);
         PyEval_RestoreThread(tstate);
         self->passing = false;
+        self->gil_released = fnet_clock_ns();
     }
     self->now = self->last_pass = fnet_clock_ns();
     return rc;
