@@ -5,6 +5,7 @@ A flood lasts until the others are done, so that starving is a hang.
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 
@@ -207,3 +208,28 @@ async def test_threads_beside_endless_callbacks(loop):
     mine.close()
     peer.close()
     assert min(tries) <= limit, f"a thread waited for {tries} s"
+
+
+@pytest.mark.skipif(FREE_THREADED, reason="about the GIL")
+async def test_threads_beside_callbacks_without_bytecode(loop):
+    """Where no callback is Python the interpreter never gives up the GIL: the
+    loop has to."""
+    soon = functools.partial(loop.call_soon, None)
+    soon.__setstate__((loop.call_soon, (soon,), {}, None))
+    ended = threading.Event()
+    slept = []
+
+    def sleep():
+        while not ended.is_set():
+            time.sleep(0.001)
+            slept.append(time.monotonic())
+
+    thread = threading.Thread(target=sleep)
+    thread.start()
+    soon()
+    await asyncio.sleep(0.5)
+    end = time.monotonic()
+    soon.__setstate__((int, (), {}, None))
+    ended.set()
+    thread.join()
+    assert sum(end - 0.45 < when < end for when in slept) >= 10

@@ -41,11 +41,15 @@
 #endif
 #endif
 
+/* Whoever shares the open socket, a child process for one, may have made it
+ * blocking: a call for a loop's connection must not wait all the same. */
+#define NO_WAIT (MSG_NOSIGNAL | MSG_DONTWAIT)
+
 #ifdef WRAPPERS
-#define RAW_RECV(fd, buf, len) recv(fd, buf, len, 0)
-#define RAW_RECVMSG(fd, msg, flags) recvmsg(fd, msg, flags)
-#define RAW_SEND(fd, buf, len) send(fd, buf, len, MSG_NOSIGNAL)
-#define RAW_SENDMSG(fd, msg) sendmsg(fd, msg, MSG_NOSIGNAL)
+#define RAW_RECV(fd, buf, len) recv(fd, buf, len, MSG_DONTWAIT)
+#define RAW_RECVMSG(fd, msg, flags) recvmsg(fd, msg, (flags) | MSG_DONTWAIT)
+#define RAW_SEND(fd, buf, len) send(fd, buf, len, NO_WAIT)
+#define RAW_SENDMSG(fd, msg) sendmsg(fd, msg, NO_WAIT)
 #define RAW_RECVMMSG(fd, msgs, n) recvmmsg(fd, msgs, n, MSG_DONTWAIT, NULL)
 #define RAW_SENDMMSG(fd, msgs, n)                                             \
     sendmmsg(fd, msgs, n, MSG_DONTWAIT | MSG_NOSIGNAL)
@@ -69,11 +73,12 @@
 #define RAW_SENDMSG_FLAGS(fd, msg, flags)                                     \
     syscall(SYS_sendmsg, fd, msg, (flags) | MSG_NOSIGNAL)
 #define RAW_RECV(fd, buf, len)                                                \
-    syscall(SYS_recvfrom, fd, buf, len, 0, NULL, NULL)
-#define RAW_RECVMSG(fd, msg, flags) syscall(SYS_recvmsg, fd, msg, flags)
+    syscall(SYS_recvfrom, fd, buf, len, MSG_DONTWAIT, NULL, NULL)
+#define RAW_RECVMSG(fd, msg, flags)                                           \
+    syscall(SYS_recvmsg, fd, msg, (flags) | MSG_DONTWAIT)
 #define RAW_SEND(fd, buf, len)                                                \
-    syscall(SYS_sendto, fd, buf, len, MSG_NOSIGNAL, NULL, 0)
-#define RAW_SENDMSG(fd, msg) syscall(SYS_sendmsg, fd, msg, MSG_NOSIGNAL)
+    syscall(SYS_sendto, fd, buf, len, NO_WAIT, NULL, 0)
+#define RAW_SENDMSG(fd, msg) syscall(SYS_sendmsg, fd, msg, NO_WAIT)
 #define RAW_RECVMMSG(fd, msgs, n)                                             \
     (int)syscall(SYS_recvmmsg, fd, msgs, n, MSG_DONTWAIT, NULL)
 #define RAW_SENDMMSG(fd, msgs, n)                                             \

@@ -165,6 +165,26 @@ fnet_adapt_init(fnet_adapt *adapt, const fnet_load *load)
         .last = *load, .window_end = load->now + WINDOW, .pause = PAUSE_MIN};
 }
 
+void
+fnet_adapt_suspend(fnet_adapt *adapt, const fnet_load *load)
+{
+    adapt->window_end -= load->now;
+    adapt->last.now = load->now - adapt->last.now;
+    adapt->last.cpu = load->cpu - adapt->last.cpu;
+    adapt->last.delay = load->delay - adapt->last.delay;
+    adapt->last.count = load->count - adapt->last.count;
+}
+
+void
+fnet_adapt_resume(fnet_adapt *adapt, const fnet_load *load)
+{
+    adapt->window_end += load->now;
+    adapt->last.now = load->now - adapt->last.now;
+    adapt->last.cpu = load->cpu - adapt->last.cpu;
+    adapt->last.delay = load->delay - adapt->last.delay;
+    adapt->last.count = load->count - adapt->last.count;
+}
+
 enum fnet_advice
 fnet_adapt_window(fnet_adapt *adapt, const fnet_load *load)
 {

@@ -37,7 +37,8 @@ typedef struct fnet_adapt {
     int windows;        /* in this state */
     int busy;           /* windows in a row that were busy */
     int64_t window_end; /* when fnet_adapt_window() is to be called */
-    fnet_load last;     /* at the beginning of the window */
+    fnet_load last;     /* at the beginning of the window; while the loop
+                           does not run: how far it had come */
     double rate;        /* completions per second at home, or lent: of the
                            state before the one that is measured */
     double sum;         /* of the windows measured in this state */
@@ -50,7 +51,11 @@ typedef struct fnet_adapt {
 void fnet_adapt_init(fnet_adapt *adapt, const fnet_load *load);
 /* A window is over. */
 enum fnet_advice fnet_adapt_window(fnet_adapt *adapt, const fnet_load *load);
-/* What was advised could not be done now. */
+/* The loop stops; and runs again, perhaps by another thread, whose totals are
+ * others: the window goes on as if it had not stopped. */
+void fnet_adapt_suspend(fnet_adapt *adapt, const fnet_load *load);
+void fnet_adapt_resume(fnet_adapt *adapt, const fnet_load *load);
+/* What was advised could not be done now, or is no longer so. */
 void fnet_adapt_refused(fnet_adapt *adapt, int64_t now);
 
 #endif

@@ -183,6 +183,15 @@ fnet_prompter_new(fnet_prompter **out, fnet_shard *shard)
     return 0;
 }
 
+static void
+reset(fnet_prompter *prompter)
+{
+    prompter->stop = false;
+    prompter->armed = false;
+    prompter->trim = false;
+    prompter->shard->prompter_up = false;
+}
+
 void
 fnet_prompter_stop(fnet_prompter *prompter)
 {
@@ -196,17 +205,17 @@ fnet_prompter_stop(fnet_prompter *prompter)
     if (join) {
         fnet_thread_join(&prompter->thread);
     }
-    fnet_prompter_forget(prompter);
+    reset(prompter);
 }
 
 void
 fnet_prompter_forget(fnet_prompter *prompter)
 {
     fnet_thread_forget(&prompter->thread);
-    prompter->stop = false;
-    prompter->armed = false;
-    prompter->trim = false;
-    prompter->shard->prompter_up = false;
+    /* If it was not stopped, or a worker was waking it, it is held. */
+    pthread_mutex_init(&prompter->mutex, NULL);
+    pthread_cond_init(&prompter->wake, NULL);
+    reset(prompter);
 }
 
 void

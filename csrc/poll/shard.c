@@ -8,6 +8,8 @@
 /* Events taken from the kernel at a time; as many completions fit into a
  * batch. */
 #define MAX_EVENTS FNET_BATCH_MAX
+/* Of a worker whose pass can do nothing about what there is to do. */
+#define REST FNET_MSEC
 
 int
 fnet_shard_init(fnet_shard *shard, fnet_depot *depot)
@@ -190,12 +192,14 @@ is_gated(const fnet_shard *shard, const fnet_source *source)
 }
 
 /* One round over the sources that have work now; what a source leaves, and
- * what found no room, waits for the next pass in the order of arrival. */
-static void
+ * what found no room, waits for the next pass in the order of arrival.  False:
+ * there was input, and no memory for any. */
+static bool
 read_ready(fnet_shard *shard, fnet_batch *batch)
 {
     fnet_list todo;
     fnet_list *node;
+    bool in_vain = false;
 
     fnet_list_init(&todo);
     fnet_list_splice(&todo, &shard->ready);
@@ -208,6 +212,7 @@ read_ready(fnet_shard *shard, fnet_batch *batch)
         begin_op(shard, source);
         if (source->ops->ready(shard, source, batch)) {
             fnet_shard_make_ready(shard, source);
+            in_vain = batch->count == 0;
         }
         end_op(shard);
     }
@@ -215,6 +220,7 @@ read_ready(fnet_shard *shard, fnet_batch *batch)
         fnet_list_splice(&todo, &shard->ready);
         fnet_list_splice(&shard->ready, &todo);
     }
+    return !in_vain || batch->count > 0;
 }
 
 int
@@ -233,7 +239,7 @@ fnet_shard_pass(fnet_shard *shard, fnet_batch *batch, int64_t deadline)
     int rc = poll_until_wanted(shard, deadline);
     /* relaxed: a wake-up that comes too late costs one spare return. */
     atomic_store_explicit(&shard->poller.asleep, 0, memory_order_relaxed);
-    read_ready(shard, batch);
+    (void)read_ready(shard, batch);
     shard->now = fnet_clock_ns();
     return rc;
 }
@@ -429,12 +435,16 @@ fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch)
     shard->flushing = false;
     tell_idle(shard);
     bool sleep = !has_work_locked(shard);
+    bool rest = shard->in_vain;
     if (sleep) {
         fnet_shard_prepare_sleep(shard);
     }
     fnet_lock_release(&shard->output);
     int n = fnet_sys_epoll_wait(shard->poller.epfd, events, MAX_EVENTS,
                                 sleep ? -1 : 0);
+    if (FNET_UNLIKELY(rest || (n < 0 && n != -EINTR))) {
+        (void)fnet_sys_poll(NULL, 0, REST);
+    }
     fnet_lock_acquire(&shard->output);
     atomic_store_explicit(&shard->poller.asleep, 0, memory_order_relaxed);
     shard->starved = false;
@@ -445,9 +455,7 @@ fnet_shard_pass_lent_locked(fnet_shard *shard, fnet_batch *batch)
             (void)note_event(shard, &events[i]);
         }
     }
-    if (batch != NULL) {
-        read_ready(shard, batch);
-    }
+    shard->in_vain = batch != NULL && !read_ready(shard, batch);
 }
 
 void
@@ -462,6 +470,18 @@ fnet_shard_give_back_locked(fnet_shard *shard)
     if (!fnet_list_empty(&shard->dirty) && !shard->prompter_up &&
         shard->wake_prompter != NULL) {
         shard->wake_prompter(shard->prompter); /* written during the flush */
+    }
+}
+
+void
+fnet_shard_trim_batches_locked(fnet_shard *shard)
+{
+    fnet_list *node;
+
+    fnet_list_foreach(node, &shard->batches)
+    {
+        fnet_batch_reset(fnet_container_of(node, fnet_batch, link),
+                         shard->read_cache, true);
     }
 }
 

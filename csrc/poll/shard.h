@@ -132,6 +132,7 @@ struct fnet_shard {
     bool trim;         /* likewise: to give its free memory back */
     bool age;          /* likewise, once it comes by: fnet_cache_age() */
     bool starved;      /* the worker sleeps without a batch */
+    bool in_vain;      /* its last pass had no memory to read into */
 };
 
 FNET_MUST_CHECK int fnet_shard_init(fnet_shard *shard, fnet_depot *depot);
@@ -224,6 +225,8 @@ void fnet_shard_give_back_locked(fnet_shard *shard);
 /* A free batch for the next pass, NULL: the loop has them all.  Worker, with
  * the lock. */
 fnet_batch *fnet_shard_begin_batch_locked(fnet_shard *shard);
+/* The free batches keep no memory.  Whoever has the shard, with the lock. */
+void fnet_shard_trim_batches_locked(fnet_shard *shard);
 /* The loop has delivered the batch.  True: landing places are wanted. */
 bool fnet_shard_return_batch(fnet_shard *shard, fnet_batch *batch);
 

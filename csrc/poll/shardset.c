@@ -4,15 +4,10 @@
 #include "base/mem.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* For a thread that cannot be started again: two seconds. */
-#define START_TRIES 200
-#define START_PAUSE 10 /* ms */
 
 /* -- how many ------------------------------------------------------------- */
 
@@ -328,25 +323,14 @@ fnet_shardset_stop(fnet_shardset *set)
     }
 }
 
-/* The process that was forked may have taken the place of a thread that was
- * there before it, and be gone soon. */
-static void
-start_again(fnet_worker *worker)
-{
-    for (int tries = 0; fnet_worker_start(worker) < 0; tries++) {
-        if (tries == START_TRIES) {
-            fnet_panic("shardset: no thread for a shard after a fork");
-        }
-        (void)poll(NULL, 0, START_PAUSE);
-    }
-}
-
 void
 fnet_shardset_start(fnet_shardset *set)
 {
+    set->incomplete = false;
     for (unsigned i = 0; i < set->count; i++) {
-        if (set->members[i].worker != NULL) {
-            start_again(set->members[i].worker);
+        if (set->members[i].worker != NULL &&
+            fnet_worker_start(set->members[i].worker) < 0) {
+            set->incomplete = true;
         }
     }
 }

@@ -30,6 +30,7 @@ typedef struct fnet_shardset {
     fnet_poller waiter; /* what the loop sleeps on while home is lent */
     bool has_waiter;
     bool home_away;  /* lent, or not wholly back */
+    bool incomplete; /* a worker lacks its thread */
     unsigned limit;  /* shards there may be, home included */
     unsigned count;  /* shards there are */
     unsigned spread; /* shards that new connections go to */
@@ -81,6 +82,9 @@ void fnet_shardset_wake_any(fnet_shardset *set);
 void fnet_shardset_flush(fnet_shardset *set);
 /* All threads end; what is lent stays so until start. */
 void fnet_shardset_stop(fnet_shardset *set);
+/* Where a thread is not to be had, `incomplete` says so: the process that was
+ * forked may have taken its place, and be gone soon.  The loop tries again;
+ * until then what the shard has waits. */
 void fnet_shardset_start(fnet_shardset *set);
 /* In a forked child, after stop in the parent: locks and descriptors are made
  * anew, the threads forgotten. */

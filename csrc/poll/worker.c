@@ -28,12 +28,7 @@ heed_locked(fnet_worker *worker)
 
     if (shard->trim) {
         shard->trim = false;
-        fnet_list *node;
-        fnet_list_foreach(node, &shard->batches)
-        {
-            fnet_batch_reset(fnet_container_of(node, fnet_batch, link),
-                             shard->read_cache, true);
-        }
+        fnet_shard_trim_batches_locked(shard);
         fnet_cache_flush(shard->read_cache);
         fnet_cache_trim(shard->cache);
         fnet_lock_release(&shard->output);
@@ -97,17 +92,27 @@ run(void *arg)
     fnet_lock_release(&shard->output);
 }
 
+static void
+set_stop(fnet_worker *worker, bool stop)
+{
+    fnet_lock_acquire(&worker->shard->output);
+    worker->shard->stop = stop;
+    fnet_lock_release(&worker->shard->output);
+}
+
 static int
 start(fnet_worker *worker)
 {
     if (fnet_thread_started(&worker->thread)) {
         return 0;
     }
-    fnet_lock_acquire(&worker->shard->output);
-    worker->shard->stop = false;
-    fnet_lock_release(&worker->shard->output);
-    return fnet_thread_start(&worker->thread, "fnet-worker", FNET_STACK_LIBS,
-                             run, worker);
+    set_stop(worker, false);
+    int rc = fnet_thread_start(&worker->thread, "fnet-worker", FNET_STACK_LIBS,
+                               run, worker);
+    if (rc < 0) {
+        set_stop(worker, true); /* nobody waits for it */
+    }
+    return rc;
 }
 
 int

@@ -57,9 +57,10 @@ typedef struct DatagramObject {
     int fd;
     int family;
     uint32_t conn_lost;
-    bool connected; /* has a peer, */
-    bool has_name;  /* which has a name: datagrams go to nobody else */
-    bool attached;  /* registered, and kept alive by the loop */
+    uint32_t stuck_at; /* datagrams that waited at the last attempt */
+    bool connected;    /* has a peer, */
+    bool has_name;     /* which has a name: datagrams go to nobody else */
+    bool attached;     /* registered, and kept alive by the loop */
     bool closing, paused, protocol_paused;
     bool started; /* reading may begin: connection_made() was called */
     bool lost;    /* connection_lost() was called */

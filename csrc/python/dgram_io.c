@@ -331,8 +331,14 @@ finish_closing(DatagramObject *self)
 static int
 retry_later(DatagramObject *self)
 {
-    double delay = self->retry_delay;
+    uint32_t left = fnet_dgram_flush(&self->dgram, NULL);
 
+    if (left < self->stuck_at) {
+        /* Some went: by this thread, or by a worker since. */
+        self->retry_delay = FNET_RETRY_FIRST;
+    }
+    self->stuck_at = left;
+    double delay = self->retry_delay;
     self->retry_delay = delay * 2 < RETRY_MAX ? delay * 2 : RETRY_MAX;
     return fnet_report(self->loop->state, "retry_later", "(OOd)", self->loop,
                        self, delay);
@@ -342,11 +348,7 @@ PyObject *
 fnet_datagram_retry(DatagramObject *self, PyObject *unused)
 {
     if (self->attached && self->conn_lost == 0) {
-        uint32_t before = fnet_dgram_flush(&self->dgram, NULL);
         fnet_dgram_retry(&self->dgram);
-        if (fnet_dgram_flush(&self->dgram, NULL) < before) {
-            self->retry_delay = FNET_RETRY_FIRST;
-        }
     }
     Py_RETURN_NONE;
 }

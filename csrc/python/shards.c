@@ -90,13 +90,18 @@ fnet_loop_begin_adapting(LoopObject *self)
     if (self->adapt.window_end == 0) {
         fnet_adapt_init(&self->adapt, &load);
     }
-    self->adapt.last = load;
+    else {
+        fnet_adapt_resume(&self->adapt, &load);
+    }
 }
 
 void
 fnet_loop_end_adapting(LoopObject *self)
 {
     if (self->schedstat >= 0) {
+        self->now = fnet_clock_ns();
+        fnet_load load = current_load(self);
+        fnet_adapt_suspend(&self->adapt, &load);
         fnet_sys_close(self->schedstat);
         self->schedstat = -1;
     }
@@ -126,8 +131,12 @@ lend_home(LoopObject *self)
     self->advice = FNET_ADVICE_NONE;
     fnet_shard_begin_turn(&self->home, false);
     if (fnet_shardset_lend_home(&self->set) < 0) {
-        fnet_adapt_refused(&self->adapt, self->now);
-        self->home_mode = FNET_HOME_LOOP;
+        if (self->home_mode == FNET_HOME_AUTO) {
+            fnet_adapt_refused(&self->adapt, self->now); /* for now */
+        }
+        else {
+            self->home_mode = FNET_HOME_LOOP;
+        }
     }
     else if (self->home_mode == FNET_HOME_AUTO) {
         self->set.spread = self->set.limit; /* new connections, too */
@@ -150,6 +159,11 @@ move_home(LoopObject *self)
         lend_home(self);
     }
     else if (set->home_away && wants_to_recall(self)) {
+        if (self->home_mode == FNET_HOME_AUTO &&
+            self->advice != FNET_ADVICE_RECALL) {
+            /* For a pipe.  What is measured from here on is home's. */
+            fnet_adapt_refused(&self->adapt, self->now);
+        }
         self->advice = FNET_ADVICE_NONE;
         self->recalling = true;
         fnet_shardset_recall_home(set);

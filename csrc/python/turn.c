@@ -43,6 +43,9 @@
  * (tests/test_fairness.py has the case). */
 #define GIL_INTERVAL (12 * FNET_MSEC)
 
+/* A worker whose thread could not be started again after a fork. */
+#define START_AGAIN (10 * FNET_MSEC)
+
 /* Memory is given back after at least TRIM_BYTES were read and sent since the
  * last time, at most once a second: once the loop has been idle for
  * IDLE_BEFORE_TRIM, or has moved less than QUIET_BYTES in a second.  While
@@ -192,11 +195,14 @@ give_memory_back(LoopObject *self)
         fnet_shard *shard = self->set.members[i].shard;
         fnet_loop_drop_landings(shard);
         fnet_shard_lock(shard);
+        if (shard == &self->home) {
+            fnet_batch_reset(&self->batch, shard->read_cache, true);
+        }
         if (fnet_shard_lent(shard)) {
             shard->trim = true;
         }
         else {
-            fnet_batch_reset(&self->batch, shard->read_cache, true);
+            fnet_shard_trim_batches_locked(shard);
             fnet_cache_flush(shard->read_cache);
             fnet_cache_flush(shard->cache);
         }
@@ -279,23 +285,28 @@ pass_without_gil(LoopObject *self, int64_t deadline)
     return rc;
 }
 
-/* In place of a pass while the home shard is away. */
+/* In place of a pass while the home shard is away.  Without anything to wait
+ * for the GIL is kept as by a pass: for GIL_INTERVAL. */
 static int
 wait_for_mail(LoopObject *self, int64_t deadline)
 {
+    bool waits = deadline != FNET_NO_WAIT;
     int rc = 0;
 
     fnet_loop_drop_all_spent(self);
-    if (deadline != FNET_NO_WAIT) {
+    if (waits) {
         fnet_shardset_prepare_sleep(&self->set);
         if (fnet_loop_has_inbox(self) || fnet_names_pending(&self->names)) {
             deadline = FNET_NO_WAIT;
         }
+    }
+    if (waits || self->now - self->gil_released >= GIL_INTERVAL) {
         self->passing = true;
         PyThreadState *tstate = PyEval_SaveThread();
         rc = fnet_shardset_wait(&self->set, deadline);
         PyEval_RestoreThread(tstate);
         self->passing = false;
+        self->gil_released = fnet_clock_ns();
     }
     self->now = self->last_pass = fnet_clock_ns();
     return rc;
@@ -319,6 +330,13 @@ run_pass(LoopObject *self)
     if (deadline > self->now + IDLE_BEFORE_TRIM && trim_pending(self)) {
         deadline = self->now + IDLE_BEFORE_TRIM;
         trim = true;
+    }
+    if (FNET_UNLIKELY(self->set.incomplete)) {
+        fnet_shardset_start(&self->set);
+        int64_t again = fnet_clock_ns() + START_AGAIN;
+        if (self->set.incomplete && deadline > again) {
+            deadline = again;
+        }
     }
     bool done = false;
     if (FNET_UNLIKELY(self->set.home_away)) {

@@ -544,8 +544,7 @@ drop(state *s)
 static inline void
 send_all(state *s)
 {
-    while (s->writable && s->out > 0) {
-        s->out--;
+    for (; s->writable && s->out > 0; s->out--) {
         s->arrived++;
     }
 }
@@ -592,19 +591,6 @@ loop_writes(state *s)
     else if (s->writable && fault != WRITES_ARE_NOT_DEFERRED) {
         defer(s);
     }
-    unlock(s);
-    return true;
-}
-
-/* Likewise, to the other source. */
-static inline bool
-loop_writes_other(state *s)
-{
-    if (s->writes_other == 0) {
-        return false;
-    }
-    s->writes_other--;
-    s->dirty_other = s->lent || fault == GIVEN_BACK_BUT_NOT_LATE;
     unlock(s);
     return true;
 }
@@ -702,7 +688,13 @@ loop_at_top(state *s, unsigned choice)
         }
         return true;
     case 6:
-        return loop_writes_other(s);
+        if (s->writes_other == 0) {
+            return false;
+        }
+        s->writes_other--;
+        s->dirty_other = s->lent || fault == GIVEN_BACK_BUT_NOT_LATE;
+        unlock(s);
+        return true;
     default:
         if (s->recalls == 0) {
             return false;

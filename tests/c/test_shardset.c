@@ -6,7 +6,6 @@
 
 #include "lent.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -654,30 +653,28 @@ forks_while_it_works(void)
     lent_fini(&l);
 }
 
-static void *
-allow_threads_later(void *arg)
-{
-    usleep(50000);
-    fnet_thread_fail_after(-1);
-    return arg;
-}
-
 /* The child has the place that the thread had: it comes back with time. */
 static void
 no_thread_after_a_fork(void)
 {
     lent l;
     end e;
-    pthread_t thread;
     lent_init(&l, end_note, NULL);
     fnet_shard *shard = lent_worker_shard(&l);
     end_open(&e, shard, false);
     fnet_stream_want(&e.s, true);
     fnet_shardset_stop(&l.set);
     fnet_thread_fail_after(0);
-    CHECK(pthread_create(&thread, NULL, allow_threads_later, NULL) == 0);
     fnet_shardset_start(&l.set);
-    pthread_join(thread, NULL);
+    fnet_thread_fail_after(-1);
+    CHECK(l.set.incomplete);
+    /* Nobody waits for it. */
+    CHECK(end_write(&e, 10) == 10);
+    fnet_shardset_flush(&l.set);
+    CHECK(end_take(&e) == 0);
+    fnet_shardset_start(&l.set);
+    CHECK(!l.set.incomplete);
+    LENT_MEANWHILE(&l, end_all_taken(&e));
     CHECK(world_send(e.peer, 0, 10) == 10);
     LENT_UNTIL(&l, e.got == 10);
     end_close(&e);

@@ -156,7 +156,7 @@ typedef struct gate {
     fnet_source source;
     fnet_shard *shard;
     int fd, peer;
-    bool in_event, in_ready, in_flush;
+    bool in_event, in_ready, in_flush, in_vain;
     atomic_bool away, let_go, over;
     atomic_int calls;
 } gate;
@@ -195,6 +195,9 @@ gate_ready(fnet_shard *shard, fnet_source *source, fnet_batch *batch)
 {
     if (gate_of(source)->in_ready) {
         stay_away(gate_of(source));
+    }
+    if (gate_of(source)->in_vain) {
+        return true;
     }
     fnet_batch_push(batch, source, FNET_WHAT_OUTPUT, 0);
     return true; /* and there is more */
@@ -586,6 +589,29 @@ a_loop_that_returns_nothing(void)
     lent_fini(&l);
 }
 
+/* Input that there is no memory for is tried again, with a rest between. */
+static void
+rests_where_nothing_can_be_done(void)
+{
+    lent l;
+    lent_init(&l, end_note, NULL);
+    fnet_shard *shard = lent_worker_shard(&l);
+    gate g = {.in_vain = true};
+    gate_init(&g, shard);
+    CHECK(write(g.peer, "x", 1) == 1);
+    LENT_AWAIT(polls_of(shard) > 10);
+    uint64_t polls = polls_of(shard);
+    usleep(50000);
+    CHECK(polls_of(shard) - polls <= 60);
+    fnet_shard_lock(shard);
+    fnet_shard_detach_locked(shard, &g.source, true);
+    fnet_shard_unlock(shard);
+    await_rest(shard);
+    close(g.fd);
+    close(g.peer);
+    lent_fini(&l);
+}
+
 static bool
 is_lent(fnet_shard *shard)
 {
@@ -765,6 +791,7 @@ main(void)
     RUN(late_batches_reach_nobody);
     RUN(reads_ahead_by_one_batch);
     RUN(a_loop_that_returns_nothing);
+    RUN(rests_where_nothing_can_be_done);
     RUN(back_with_the_last_batch);
     RUN(sends_before_it_gives_back);
     RUN(gives_its_memory_back);
