@@ -166,10 +166,17 @@ async def test_restart_after_connections(loop):
 async def test_several_hosts(loop):
     served = Served()
     hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.1"]
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.3", 0))
-        port = sock.getsockname()[1]
-    server = await loop.create_server(served, hosts, port)
+    # A port that is free on one address may be taken on another.
+    for attempt in range(10):
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.3", 0))
+            port = sock.getsockname()[1]
+        try:
+            server = await loop.create_server(served, hosts, port)
+            break
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE or attempt == 9:
+                raise
     names = sorted(sock.getsockname() for sock in server.sockets)
     assert names == [("127.0.0.1", port), ("127.0.0.2", port)]
     for name in names:
