@@ -65,7 +65,8 @@ def test_one_shard_starts_no_thread(make_loop, monkeypatch, shards):
                 transport.write(b"x")
                 assert await in_thread(peer.recv, 10) == b"x"
             await loop.shutdown_default_executor()
-            assert settled_threads() == before
+            # Fewer, when one of an earlier test's has ended meanwhile.
+            assert settled_threads() <= before
             assert len(loop.stats()["shards"]) == 1
 
     loop.run_until_complete(main())

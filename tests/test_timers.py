@@ -77,8 +77,9 @@ async def test_order_of_times(loop):
 
 async def test_order_after_a_blocked_turn(loop):
     ran = []
+    now = loop.time()
     for delay in (0.003, 0.001, 0.002):
-        loop.call_later(delay, ran.append, delay)
+        loop.call_at(now + delay, ran.append, delay)
     time.sleep(0.01)
     await turns(3)
     assert ran == [0.001, 0.002, 0.003]
