@@ -64,6 +64,19 @@ def slow_callback(loop: Any, what: Any, seconds: float) -> None:
     logger.warning("Executing %s took %.3f seconds", _format(what), seconds)
 
 
+def _tell(
+    loop: Any, exc: BaseException, message: str, transport: Any, protocol: Any
+) -> None:
+    loop.call_exception_handler(
+        {
+            "message": message,
+            "exception": exc,
+            "transport": transport,
+            "protocol": protocol,
+        }
+    )
+
+
 def transport_failed(
     loop: Any, exc: BaseException, message: str, transport: Any, protocol: Any
 ) -> None:
@@ -71,27 +84,15 @@ def transport_failed(
     if isinstance(exc, OSError):
         logger.debug("%r: %s", transport, message, exc_info=exc)
         return
-    loop.call_exception_handler(
-        {
-            "message": message,
-            "exception": exc,
-            "transport": transport,
-            "protocol": protocol,
-        }
-    )
+    _tell(loop, exc, message, transport, protocol)
 
 
-def connection_made_failed(
-    loop: Any, exc: BaseException, transport: Any, protocol: Any
+def method_failed(
+    loop: Any, exc: BaseException, method: str, transport: Any, protocol: Any
 ) -> None:
-    """connection_made() has raised: reported, the connection goes on."""
-    loop.call_exception_handler(
-        {
-            "message": f"Exception in callback {protocol!r}.connection_made()",
-            "exception": exc,
-            "transport": transport,
-            "protocol": protocol,
-        }
+    """A method of a protocol has raised: the transport goes on."""
+    _tell(
+        loop, exc, f"Exception in callback {protocol!r}.{method}()", transport, protocol
     )
 
 
@@ -99,28 +100,7 @@ def flow_control_failed(
     loop: Any, exc: BaseException, message: str, transport: Any, protocol: Any
 ) -> None:
     """pause_writing() or resume_writing() has raised."""
-    loop.call_exception_handler(
-        {
-            "message": message,
-            "exception": exc,
-            "transport": transport,
-            "protocol": protocol,
-        }
-    )
-
-
-def datagram_callback_failed(
-    loop: Any, exc: BaseException, method: str, transport: Any, protocol: Any
-) -> None:
-    """A method of a datagram protocol has raised: the endpoint goes on."""
-    loop.call_exception_handler(
-        {
-            "message": f"Exception in callback {protocol!r}.{method}()",
-            "exception": exc,
-            "transport": transport,
-            "protocol": protocol,
-        }
-    )
+    _tell(loop, exc, message, transport, protocol)
 
 
 def retry_later(loop: Any, transport: Any, delay: float) -> None:
@@ -186,28 +166,7 @@ def pipe_failed(
         if loop.get_debug():
             logger.debug("%r: %s", transport, message, exc_info=exc)
         return
-    loop.call_exception_handler(
-        {
-            "message": message,
-            "exception": exc,
-            "transport": transport,
-            "protocol": protocol,
-        }
-    )
-
-
-def data_received_failed(
-    loop: Any, exc: BaseException, transport: Any, protocol: Any
-) -> None:
-    """data_received() of a pipe's protocol has raised: the pipe goes on."""
-    loop.call_exception_handler(
-        {
-            "message": f"Exception in callback {protocol!r}.data_received()",
-            "exception": exc,
-            "transport": transport,
-            "protocol": protocol,
-        }
-    )
+    _tell(loop, exc, message, transport, protocol)
 
 
 def closed_by_peer(transport: Any) -> None:

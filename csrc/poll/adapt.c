@@ -64,6 +64,18 @@ mean(const fnet_adapt *adapt)
     return adapt->measured == 0 ? 0 : adapt->sum / adapt->measured;
 }
 
+/* Into the mean of the last MEASURE windows of this state. */
+static void
+slide(fnet_adapt *adapt, const window *w)
+{
+    if (adapt->measured == MEASURE) {
+        adapt->sum -= adapt->sum / MEASURE;
+        adapt->measured--;
+    }
+    adapt->sum += w->rate;
+    adapt->measured++;
+}
+
 /* Takes it back; the next trial is twice as far away. */
 static enum fnet_advice
 give_up(fnet_adapt *adapt, int64_t now)
@@ -84,14 +96,8 @@ at_home(fnet_adapt *adapt, const window *w, int64_t now)
         }
         return FNET_ADVICE_NONE;
     }
-    /* The mean of the last windows. */
-    if (adapt->busy > 0 && adapt->measured == MEASURE) {
-        adapt->sum -= adapt->sum / MEASURE;
-        adapt->measured--;
-    }
     adapt->busy++;
-    adapt->sum += w->rate;
-    adapt->measured++;
+    slide(adapt, w);
     if (adapt->busy < BUSY_WINDOWS || now < adapt->next ||
         w->delayed > DELAYED) {
         return FNET_ADVICE_NONE;
@@ -128,12 +134,7 @@ kept(fnet_adapt *adapt, const window *w, int64_t now)
         return FNET_ADVICE_NONE;
     }
     adapt->busy = 0;
-    if (adapt->measured == MEASURE) {
-        adapt->sum -= adapt->sum / MEASURE;
-        adapt->measured--;
-    }
-    adapt->sum += w->rate;
-    adapt->measured++;
+    slide(adapt, w);
     if (now < adapt->next) {
         return FNET_ADVICE_NONE;
     }

@@ -57,8 +57,7 @@ void fnet_shardset_fini(fnet_shardset *set);
 /* The shard for a new connection: in turn, home first. */
 fnet_shard *fnet_shardset_pick(fnet_shardset *set);
 
-/* The batch to be delivered next, and NULL; each goes back with
- * fnet_shard_return_batch(). */
+/* Batches wait in the inbox. */
 static inline bool
 fnet_shardset_has_mail(const fnet_shardset *set)
 {

@@ -311,14 +311,8 @@ datagram_start(DatagramObject *self, PyObject *waiter)
 int
 fnet_datagram_schedule_lost(DatagramObject *self, PyObject *exc)
 {
-    PyObject *method = PyObject_GetAttr(
-        (PyObject *)self, self->loop->state->str__call_connection_lost);
-    PyObject *args[] = {exc != NULL ? exc : Py_None};
-    /* In the endpoint's context, whoever closes it. */
-    int rc = fnet_loop_call_soon(self->loop, method, args, 1, self->context);
-
-    Py_XDECREF(method);
-    return rc;
+    return fnet_schedule_lost(self->loop, (PyObject *)self, self->context,
+                              exc);
 }
 
 static int
@@ -338,22 +332,10 @@ force_close(DatagramObject *self, PyObject *exc)
 int
 fnet_datagram_fatal_error(DatagramObject *self, const char *message)
 {
-    if (fnet_must_propagate()) {
-        return -1;
-    }
-    PyObject *exc = fnet_err_take();
-    int rc = 0;
-
-    if (!PyErr_GivenExceptionMatches(exc, PyExc_OSError) ||
-        self->loop->debug) {
-        rc = fnet_report(self->loop->state, "transport_failed", "(OOsOO)",
-                         self->loop, exc, message, self,
-                         self->protocol != NULL ? self->protocol : Py_None);
-    }
-    if (rc == 0) {
-        rc = force_close(self, exc);
-    }
-    Py_DECREF(exc);
+    PyObject *exc =
+        fnet_take_fatal(self->loop, message, (PyObject *)self, self->protocol);
+    int rc = exc == NULL ? -1 : force_close(self, exc);
+    Py_XDECREF(exc);
     return rc;
 }
 
@@ -393,23 +375,13 @@ close_gently(DatagramObject *self)
 static int
 lose(DatagramObject *self, PyObject *exc)
 {
-    PyObject *result = NULL;
-
     if (self->lost) {
         return 0;
     }
     self->lost = self->closing = true;
     Py_INCREF(self);
-    if (self->protocol != NULL) {
-        PyObject *protocol = Py_NewRef(self->protocol);
-        result = PyObject_CallMethodOneArg(
-            protocol, self->loop->state->str_connection_lost,
-            exc != NULL ? exc : Py_None);
-        Py_DECREF(protocol);
-    }
-    else {
-        result = Py_NewRef(Py_None);
-    }
+    PyObject *result =
+        fnet_call_connection_lost(self->loop, self->protocol, exc);
     bool attached = self->attached;
     if (attached) {
         detach(self);
@@ -582,12 +554,8 @@ datagram_set_write_buffer_limits(DatagramObject *self, PyObject *args,
 static PyObject *
 datagram_repr(DatagramObject *self)
 {
-    const char *state = !self->attached ? "closed"
-                        : self->closing ? "closing"
-                                        : "open";
-    return PyUnicode_FromFormat("<%s %s fd=%d reading=%s>",
-                                Py_TYPE(self)->tp_name, state, self->fd,
-                                self->paused ? "paused" : "on");
+    return fnet_transport_text((PyObject *)self, self->attached, self->closing,
+                               self->paused, self->fd);
 }
 
 static PyObject *

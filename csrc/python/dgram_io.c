@@ -18,15 +18,9 @@
 static int
 callback_failed(DatagramObject *self, PyObject *name)
 {
-    if (fnet_must_propagate()) {
-        return -1;
-    }
-    PyObject *exc = fnet_err_take();
-    int rc = fnet_report(self->loop->state, "datagram_callback_failed",
-                         "(OOOOO)", self->loop, exc, name, self,
-                         self->protocol != NULL ? self->protocol : Py_None);
-    Py_DECREF(exc);
-    return rc;
+    return fnet_report_raised(self->loop, "method_failed",
+                              PyUnicode_AsUTF8(name), (PyObject *)self,
+                              self->protocol);
 }
 
 int
@@ -272,16 +266,8 @@ call_flow_control(DatagramObject *self, PyObject *name, const char *message)
     PyObject *protocol = Py_NewRef(self->protocol);
     PyObject *result = PyObject_CallMethodNoArgs(protocol, name);
     if (result == NULL) {
-        if (fnet_must_propagate()) {
-            rc = -1;
-        }
-        else {
-            PyObject *exc = fnet_err_take();
-            rc = fnet_report(self->loop->state, "flow_control_failed",
-                             "(OOsOO)", self->loop, exc, message, self,
-                             protocol);
-            Py_DECREF(exc);
-        }
+        rc = fnet_report_raised(self->loop, "flow_control_failed", message,
+                                (PyObject *)self, protocol);
     }
     Py_XDECREF(result);
     Py_DECREF(protocol);

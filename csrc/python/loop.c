@@ -114,6 +114,25 @@ fnet_loop_fd_object(LoopObject *self, int fd)
     return fd >= 0 && (size_t)fd < self->nfds ? self->fds[fd] : NULL;
 }
 
+int
+fnet_loop_free_number(LoopObject *loop, int fd)
+{
+    PyObject *object;
+
+    while ((object = fnet_loop_fd_object(loop, fd)) != NULL &&
+           !fnet_is_transport(loop->state, object)) {
+        loop->fds[fd] = NULL;
+        if (Py_IS_TYPE(object, loop->state->watch_type)) {
+            fnet_watch_drop((WatchObject *)object);
+        }
+        else {
+            fnet_listener_drop((ListenerObject *)object);
+        }
+        Py_DECREF(object);
+    }
+    return fnet_loop_check(loop);
+}
+
 /* -- life
  * ---------------------------------------------------------------------------
  */

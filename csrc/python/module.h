@@ -371,6 +371,9 @@ extern PyType_Spec fnet_loop_spec;
 PyObject **fnet_loop_fd_slot(LoopObject *loop, int fd);
 PyObject *fnet_loop_fd_object(LoopObject *loop, int fd); /* borrowed, NULL */
 PyObject *fnet_loop_create_future(LoopObject *loop);
+/* Lets go of what uses the number from before it became another file's, but
+ * not of a transport.  0, or -1 if the loop is closed. */
+int fnet_loop_free_number(LoopObject *loop, int fd);
 
 /* turn.c */
 PyObject *fnet_loop_run(LoopObject *loop, PyObject *unused);
@@ -420,6 +423,28 @@ int fnet_has_own_calls(module_state *state, PyObject *sock);
 /* The loop closes: sockets whose close() was put off are closed. */
 void fnet_sock_let_all_go(LoopObject *loop);
 
+/* protocol.c: for transports of every kind */
+/* The exception that a method of the protocol has raised is given to
+ * pyfastnet._report.<report>(), with `what`; 0, or -1 if one must leave
+ * run_forever(). */
+int fnet_report_raised(LoopObject *loop, const char *report, const char *what,
+                       PyObject *transport, PyObject *protocol);
+/* The exception that is set and ends a connection, taken and reported unless
+ * it is the network's; NULL: one that must leave run_forever() is set. */
+PyObject *fnet_take_fatal(LoopObject *loop, const char *message,
+                          PyObject *transport, PyObject *protocol);
+/* The transport's _call_connection_lost(exc) in the next turn, in the
+ * connection's context, whoever closes it; exc may be NULL. */
+int fnet_schedule_lost(LoopObject *loop, PyObject *transport,
+                       PyObject *context, PyObject *exc);
+/* protocol.connection_lost(exc); without a protocol nothing.  NULL: it has
+ * raised. */
+PyObject *fnet_call_connection_lost(LoopObject *loop, PyObject *protocol,
+                                    PyObject *exc);
+/* repr() */
+PyObject *fnet_transport_text(PyObject *transport, bool attached, bool closing,
+                              bool paused, int fd);
+
 /* transport.c, transport_api.c, transport_io.c */
 extern PyType_Spec fnet_transport_spec;
 extern PyMethodDef fnet_transport_methods[];
@@ -458,7 +483,6 @@ int fnet_transport_set_protocol(TransportObject *transport,
 int fnet_transport_fatal_error(TransportObject *transport,
                                const char *message);
 int fnet_transport_lost(TransportObject *transport, PyObject *exc);
-/* connection_lost(exc) in the next turn; exc may be NULL. */
 int fnet_transport_schedule_lost(TransportObject *transport, PyObject *exc);
 /* Calls a method of the protocol in the transport's context; NULL: it has
  * raised. */

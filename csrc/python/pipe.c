@@ -42,34 +42,15 @@ number_of(LoopObject *loop, PyObject *pipe)
     return (int)fd;
 }
 
-/* What still stands on the number from before it became ours. */
-static void
-free_number(LoopObject *loop, int fd)
-{
-    PyObject *object = fnet_loop_fd_object(loop, fd);
-
-    if (object == NULL || fnet_is_transport(loop->state, object)) {
-        return;
-    }
-    loop->fds[fd] = NULL;
-    if (Py_IS_TYPE(object, loop->state->watch_type)) {
-        fnet_watch_drop((WatchObject *)object);
-    }
-    else {
-        fnet_listener_drop((ListenerObject *)object);
-    }
-    Py_DECREF(object);
-}
-
 static int
 register_(PipeObject *self, int fd)
 {
     TransportObject *base = &self->base;
     LoopObject *loop = base->loop;
 
-    free_number(loop, fd);
-    PyObject **slot =
-        fnet_loop_check(loop) < 0 ? NULL : fnet_loop_fd_slot(loop, fd);
+    PyObject **slot = fnet_loop_free_number(loop, fd) < 0
+                          ? NULL
+                          : fnet_loop_fd_slot(loop, fd);
     if (slot == NULL) {
         return -1;
     }
@@ -169,15 +150,8 @@ fnet_pipe_fatal_error(TransportObject *self)
 int
 fnet_pipe_data_failed(TransportObject *self)
 {
-    if (fnet_must_propagate()) {
-        return -1;
-    }
-    PyObject *exc = fnet_err_take();
-    int rc = fnet_report(self->loop->state, "data_received_failed", "(OOOO)",
-                         self->loop, exc, self,
-                         self->protocol != NULL ? self->protocol : Py_None);
-    Py_DECREF(exc);
-    return rc;
+    return fnet_report_raised(self->loop, "method_failed", "data_received",
+                              (PyObject *)self, self->protocol);
 }
 
 /* The writer has gone: eof_received() and the end, whatever it answers. */

@@ -280,26 +280,6 @@ note_address(ListenerObject *self, int fd)
     return 0;
 }
 
-/* What uses the number from before it became this socket's. */
-static int
-free_number(LoopObject *loop, int fd)
-{
-    PyObject *object;
-
-    while ((object = fnet_loop_fd_object(loop, fd)) != NULL &&
-           !fnet_is_transport(loop->state, object)) {
-        loop->fds[fd] = NULL;
-        if (Py_IS_TYPE(object, loop->state->watch_type)) {
-            fnet_watch_drop((WatchObject *)object);
-        }
-        else {
-            fnet_listener_drop((ListenerObject *)object);
-        }
-        Py_DECREF(object);
-    }
-    return fnet_loop_check(loop);
-}
-
 static PyObject *
 loop_listen(LoopObject *loop, PyObject *args)
 {
@@ -338,7 +318,7 @@ loop_listen(LoopObject *loop, PyObject *args)
     PyObject_GC_Track(self);
     /* note_address() runs Python, and what is dropped may. */
     if (self->context == NULL || note_address(self, fd) < 0 ||
-        free_number(loop, fd) < 0) {
+        fnet_loop_free_number(loop, fd) < 0) {
         Py_DECREF(self);
         return NULL;
     }

@@ -346,14 +346,8 @@ fnet_transport_dealloc(TransportObject *self)
 int
 fnet_transport_schedule_lost(TransportObject *self, PyObject *exc)
 {
-    PyObject *method = PyObject_GetAttr(
-        (PyObject *)self, self->loop->state->str__call_connection_lost);
-    PyObject *args[] = {exc != NULL ? exc : Py_None};
-    /* In the connection's context, whoever closes it. */
-    int rc = fnet_loop_call_soon(self->loop, method, args, 1, self->context);
-
-    Py_XDECREF(method);
-    return rc;
+    return fnet_schedule_lost(self->loop, (PyObject *)self, self->context,
+                              exc);
 }
 
 int
@@ -376,22 +370,10 @@ fnet_transport_fatal_error(TransportObject *self, const char *message)
     if (FNET_UNLIKELY(self->pipe != 0)) {
         return fnet_pipe_fatal_error(self);
     }
-    if (fnet_must_propagate()) {
-        return -1;
-    }
-    PyObject *exc = fnet_err_take();
-    int rc = 0;
-
-    if (!PyErr_GivenExceptionMatches(exc, PyExc_OSError) ||
-        self->loop->debug) {
-        rc = fnet_report(self->loop->state, "transport_failed", "(OOsOO)",
-                         self->loop, exc, message, self,
-                         self->protocol != NULL ? self->protocol : Py_None);
-    }
-    if (rc == 0) {
-        rc = fnet_transport_force_close(self, exc);
-    }
-    Py_DECREF(exc);
+    PyObject *exc =
+        fnet_take_fatal(self->loop, message, (PyObject *)self, self->protocol);
+    int rc = exc == NULL ? -1 : fnet_transport_force_close(self, exc);
+    Py_XDECREF(exc);
     return rc;
 }
 
@@ -446,23 +428,13 @@ fail_waiter(TransportObject *self, PyObject **waiter)
 int
 fnet_transport_lost(TransportObject *self, PyObject *exc)
 {
-    PyObject *result = NULL;
-
     if (self->lost) {
         return 0;
     }
     self->lost = self->closing = true;
     Py_INCREF(self);
-    if (self->protocol != NULL) {
-        PyObject *protocol = Py_NewRef(self->protocol);
-        result = PyObject_CallMethodOneArg(
-            protocol, self->loop->state->str_connection_lost,
-            exc != NULL ? exc : Py_None);
-        Py_DECREF(protocol);
-    }
-    else {
-        result = Py_NewRef(Py_None);
-    }
+    PyObject *result =
+        fnet_call_connection_lost(self->loop, self->protocol, exc);
     bool attached = self->attached;
     close_fd(self);
     fnet_shared_set((PyObject *)self, &self->protocol, NULL);

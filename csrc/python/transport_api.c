@@ -405,12 +405,8 @@ fnet_make_socket_transport(LoopObject *loop, PyObject *args, PyObject *kwargs)
 static PyObject *
 transport_repr(TransportObject *self)
 {
-    const char *state = !self->attached ? "closed"
-                        : self->closing ? "closing"
-                                        : "open";
-    return PyUnicode_FromFormat("<%s %s fd=%d reading=%s>",
-                                Py_TYPE(self)->tp_name, state, self->fd,
-                                self->paused ? "paused" : "on");
+    return fnet_transport_text((PyObject *)self, self->attached, self->closing,
+                               self->paused, self->fd);
 }
 
 static PyObject *

@@ -41,17 +41,12 @@ fnet_transport_start(TransportObject *self)
     PyObject *result = fnet_transport_call(
         self, loop->state->str_connection_made, (PyObject *)self);
 
-    if (result == NULL && fnet_must_propagate()) {
-        rc = -1; /* reading begins for whoever runs the loop again */
-    }
-    else if (result == NULL) {
-        PyObject *exc = fnet_err_take();
-        rc = fnet_report(loop->state, "connection_made_failed", "(OOOO)", loop,
-                         exc, self,
-                         self->protocol != NULL ? self->protocol : Py_None);
-        Py_DECREF(exc);
+    if (result == NULL) {
+        rc = fnet_report_raised(loop, "method_failed", "connection_made",
+                                (PyObject *)self, self->protocol);
     }
     Py_XDECREF(result);
+    /* Also when rc is -1, for whoever runs the loop again. */
     self->started = true;
     if (!self->closing && !self->paused) {
         fnet_stream_want(&self->stream, true);
@@ -353,16 +348,8 @@ call_flow_control(TransportObject *self, PyObject *name, const char *message)
     }
     Py_DECREF(context);
     if (result == NULL) {
-        if (fnet_must_propagate()) {
-            rc = -1;
-        }
-        else {
-            PyObject *exc = fnet_err_take();
-            rc = fnet_report(self->loop->state, "flow_control_failed",
-                             "(OOsOO)", self->loop, exc, message, self,
-                             protocol);
-            Py_DECREF(exc);
-        }
+        rc = fnet_report_raised(self->loop, "flow_control_failed", message,
+                                (PyObject *)self, protocol);
     }
     Py_XDECREF(result);
     Py_DECREF(protocol);

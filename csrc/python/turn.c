@@ -293,7 +293,6 @@ wait_for_mail(LoopObject *self, int64_t deadline)
     bool waits = deadline != FNET_NO_WAIT;
     int rc = 0;
 
-    fnet_loop_drop_all_spent(self);
     if (waits) {
         fnet_shardset_prepare_sleep(&self->set);
         if (fnet_loop_has_inbox(self) || fnet_names_pending(&self->names)) {
@@ -306,9 +305,11 @@ wait_for_mail(LoopObject *self, int64_t deadline)
         rc = fnet_shardset_wait(&self->set, deadline);
         PyEval_RestoreThread(tstate);
         self->passing = false;
-        self->gil_released = fnet_clock_ns();
+        self->now = self->gil_released = fnet_clock_ns();
     }
-    self->now = self->last_pass = fnet_clock_ns();
+    else {
+        self->now = fnet_clock_ns();
+    }
     return rc;
 }
 
@@ -339,6 +340,9 @@ run_pass(LoopObject *self)
         }
     }
     bool done = false;
+    if (FNET_UNLIKELY(self->set.home_away || self->set.count > 1)) {
+        fnet_loop_drop_all_spent(self); /* what workers have sent */
+    }
     if (FNET_UNLIKELY(self->set.home_away)) {
         rc = wait_for_mail(self, deadline);
         done = true;
@@ -353,10 +357,7 @@ run_pass(LoopObject *self)
         rc = pass_without_gil(self, deadline);
     }
     self->last_pass = self->now;
-    if (FNET_UNLIKELY(self->set.count > 1)) {
-        fnet_loop_drop_all_spent(self);
-    }
-    else if (!self->set.home_away && shard->spent.head != NULL) {
+    if (!self->set.home_away && shard->spent.head != NULL) {
         fnet_loop_drop_spent(self, shard);
     }
     if (trim && rc == 0 && self->batch.count == 0 && self->ring_count == 0 &&

@@ -146,4 +146,22 @@ explorer_count_hopeless(const explorer *e, bool (*is_good)(const void *state))
     return e->count - tail;
 }
 
+/* True if something is wrong in one of the scenarios: visit(i) explores the
+ * i-th into `e` and says what is, or there is no way to an end from some
+ * state. */
+static inline bool
+explorer_finds(const explorer *e, size_t scenarios,
+               const char *(*visit)(size_t scenario),
+               bool (*is_the_end)(const void *state))
+{
+    for (size_t i = 0; i < scenarios; i++) {
+        const char *wrong = visit(i);
+        if (!e->full &&
+            (wrong != NULL || explorer_count_hopeless(e, is_the_end) > 0)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 #endif

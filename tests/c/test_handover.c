@@ -671,9 +671,10 @@ worker_rests(state s)
 
 /* Visits all states; what is wrong with one of them, NULL: nothing. */
 static const char *
-visit(void)
+visit(size_t which)
 {
     explorer_clear(&all);
+    scenario = &scenarios[which];
     state start = *scenario;
     start.gil = BY_LOOP;
     start.sleeper = HOME;
@@ -719,8 +720,7 @@ the_protocol_holds(void)
 {
     fault = NONE;
     for (size_t i = 0; i < FNET_COUNTOF(scenarios); i++) {
-        scenario = &scenarios[i];
-        const char *wrong = visit();
+        const char *wrong = visit(i);
         if (wrong != NULL) {
             fprintf(stderr, "%s (state %u)\n", wrong, all.count);
         }
@@ -730,18 +730,12 @@ the_protocol_holds(void)
     }
 }
 
-/* In one scenario at least. */
 static bool
 shows(enum fault which)
 {
     fault = which;
-    for (size_t i = 0; i < FNET_COUNTOF(scenarios); i++) {
-        scenario = &scenarios[i];
-        const char *wrong = visit();
-        if (!all.full &&
-            (wrong != NULL || explorer_count_hopeless(&all, is_the_end) > 0)) {
-            return true;
-        }
+    if (explorer_finds(&all, FNET_COUNTOF(scenarios), visit, is_the_end)) {
+        return true;
     }
     fprintf(stderr, "fault %d does not show\n", (int)which);
     return false;
