@@ -35,6 +35,17 @@
 #define fnet_container_of(ptr, type, member)                                  \
     ((type *)(void *)((char *)(ptr) - offsetof(type, member)))
 
+/* In a loop that waits for another CPU. */
+static inline void
+fnet_cpu_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* Prints "pyfastnet: <message>" to stderr and aborts: for broken invariants
  * only, never for anything that input can cause.  Any thread. */
 FNET_NORETURN FNET_COLD FNET_PRINTF(1, 2) void fnet_panic(const char *fmt,

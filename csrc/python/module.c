@@ -89,6 +89,7 @@ import_names(module_state *state)
     }
     state->kw_loop = Py_BuildValue("(s)", "loop");
     state->one = PyLong_FromLong(1);
+    fnet_gate_init(&state->gate, fnet_usable_cpus());
     state->no_args = PyTuple_New(0);
 #if FNET_FREELISTS
     state->free_max = FNET_FREELIST_MIN;

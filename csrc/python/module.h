@@ -22,6 +22,7 @@
 #include "poll/prompter.h"
 #include "poll/shard.h"
 #include "poll/shardset.h"
+#include "python/gate.h"
 
 /* -- state ------------------------------------------------------------------
  */
@@ -63,7 +64,7 @@ typedef struct module_state {
     PyObject *socket_class;     /* pyfastnet.Socket, once it was needed */
     PyObject *raw_socket_type;  /* _socket.socket, likewise */
     PyObject *default_timeout;  /* socket.getdefaulttimeout, likewise */
-    int gil_wanted;             /* calls that are to try without the GIL */
+    fnet_gate gate;             /* how blocking sockets take the GIL */
     /* names */
     PyObject *kw_loop, *str_data_received, *str_eof_received,
         *str_connection_made, *str_connection_lost, *str_get_buffer,

@@ -247,9 +247,9 @@ close_if_unused(SocketObject *self)
         return;
     }
     /* It may linger, and a FIN over the loopback takes 5 to 10 us. */
-    Py_BEGIN_ALLOW_THREADS(void)
-    fnet_fd_close(&self->fd);
-    Py_END_ALLOW_THREADS
+    PyThreadState *saved = fnet_gate_leave(&self->state->gate);
+    (void)fnet_fd_close(&self->fd);
+    fnet_gate_enter(&self->state->gate, saved);
 }
 
 static PyObject *

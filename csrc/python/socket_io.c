@@ -30,11 +30,12 @@ typedef int (*blocking)(fnet_fd *fd, fnet_fd_op *op);
 static int
 without_gil(fnet_call *call, blocking function)
 {
+    fnet_gate *gate = &call->sock->state->gate;
     int rc;
     do {
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *saved = fnet_gate_leave(gate);
         rc = function(&call->sock->fd, &call->op);
-        Py_END_ALLOW_THREADS
+        fnet_gate_enter(gate, saved);
         if (rc == -EINTR && run_handlers() < 0) {
             return FNET_RAISED;
         }
@@ -87,72 +88,20 @@ run_blocked(fnet_call *call, fnet_step step, void *arg, ssize_t n)
     }
 }
 
-/* -- to keep the GIL or not --------------------------------------------- */
-
-/* A call that keeps the GIL while it tries spares itself two hand-overs, and
- * where another thread computes each of them costs a switch interval.  But
- * where several threads talk at once, a send of 4 us with the GIL keeps the
- * others from their bit of Python, and they go to sleep for it: 2.7 sleeps per
- * exchange instead of 1.9 (csrc/README.md).  So taking the GIL back after a
- * wait is timed: a short wait for it lets the next calls try without it, a
- * long one (somebody computes) or none lets them keep it. */
-#define GIL_SHORT INT64_C(2000)   /* ns: more than an uncontended one takes */
-#define GIL_LONG INT64_C(1000000) /* ns: nobody that talks has it so long */
-#define GIL_CALLS 4096            /* tried without it after a short wait */
-
-#ifdef Py_GIL_DISABLED
-
-static inline bool
-others_want_gil(SocketObject *self)
-{
-    return false;
-}
-
-#define READS_WITHOUT_GIL(self) true
-#define TAKE_GIL(self, saved) PyEval_RestoreThread(saved)
-
-#else
-
-static inline bool
-others_want_gil(SocketObject *self)
-{
-    if (FNET_LIKELY(self->state->gil_wanted == 0)) {
-        return false;
-    }
-    self->state->gil_wanted--;
-    return true;
-}
-
-static void
-take_gil(SocketObject *self, PyThreadState *saved)
-{
-    int64_t before = fnet_clock_ns();
-    PyEval_RestoreThread(saved);
-    int64_t took = fnet_clock_ns() - before;
-
-    if (took > GIL_LONG) {
-        self->state->gil_wanted = 0;
-    }
-    else if (took > GIL_SHORT) {
-        self->state->gil_wanted = GIL_CALLS;
-    }
-}
-
-#define READS_WITHOUT_GIL(self) ((self)->state->gil_wanted > 0)
-#define TAKE_GIL(self, saved) take_gil(self, saved)
-
-#endif
+/* -- steps, with the GIL and without ------------------------------------ */
 
 ssize_t
 fnet_call_go(fnet_call *call, fnet_step step, void *arg, ssize_t n)
 {
+    fnet_gate *gate = &call->sock->state->gate;
+
     if (n == -EAGAIN && !call->wait) {
         return n;
     }
     for (;;) {
-        PyThreadState *saved = PyEval_SaveThread();
+        PyThreadState *saved = fnet_gate_leave(gate);
         n = run_blocked(call, step, arg, n);
-        TAKE_GIL(call->sock, saved);
+        fnet_gate_enter(gate, saved);
         if (n != -EINTR) {
             return n;
         }
@@ -173,7 +122,8 @@ will_wait(fnet_call *call)
 {
     SocketObject *self = call->sock;
 
-    if (self->waits < STREAK || !call->wait || !READS_WITHOUT_GIL(self)) {
+    if (self->waits < STREAK || !call->wait ||
+        !fnet_gate_crowded(&self->state->gate)) {
         return false;
     }
     self->waits++;
@@ -195,7 +145,8 @@ fnet_call_run(fnet_call *call, fnet_step step, void *arg, bool keep)
     }
     /* What receives takes a tenth of what sends takes: it tries in any case.
      */
-    else if (keep && (reads || !others_want_gil(call->sock))) {
+    else if (keep &&
+             (reads || !fnet_gate_call_crowded(&call->sock->state->gate))) {
         n = step(call->sock->fd.number, arg);
         if (reads && n == -EAGAIN && call->sock->waits < STREAK) {
             call->sock->waits++;
@@ -309,10 +260,11 @@ receive_rest(fnet_call *call, fnet_receive *r, size_t got)
     fnet_receive rest = {
         .buf = r->buf + got, .len = r->len - got, .flags = r->flags};
     int number = call->sock->fd.number;
+    fnet_gate *gate = &call->sock->state->gate;
 
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *saved = fnet_gate_leave(gate);
     n = fnet_step_receive(number, &rest);
-    Py_END_ALLOW_THREADS
+    fnet_gate_enter(gate, saved);
     return n > 0 ? got + (size_t)n : got;
 }
 

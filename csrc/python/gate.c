@@ -1,0 +1,163 @@
+#include "python/gate.h"
+
+#include "base/clock.h"
+#include "net/sleeper.h"
+
+#include <limits.h>
+
+#ifdef Py_GIL_DISABLED
+
+void
+fnet_gate_init(fnet_gate *gate, unsigned cpus)
+{
+}
+
+PyThreadState *
+fnet_gate_leave(fnet_gate *gate)
+{
+    return PyEval_SaveThread();
+}
+
+void
+fnet_gate_enter(fnet_gate *gate, PyThreadState *saved)
+{
+    PyEval_RestoreThread(saved);
+}
+
+/* There is no GIL that a try could spare. */
+bool
+fnet_gate_crowded(const fnet_gate *gate)
+{
+    return true;
+}
+
+bool
+fnet_gate_call_crowded(fnet_gate *gate)
+{
+    return false;
+}
+
+#else
+
+/* -- to wait for it ------------------------------------------------------ */
+
+#define WAIT INT64_C(4000)    /* ns: what a sleep and a wake-up take */
+#define LATE 8                /* in vain so often: */
+#define OFF 256               /* so many do not wait */
+
+void
+fnet_gate_init(fnet_gate *gate, unsigned cpus)
+{
+    atomic_init(&gate->mark, 0);
+    atomic_init(&gate->off, cpus > 1 ? 0 : INT_MAX);
+    gate->late = 0;
+    gate->wanted = 0;
+}
+
+PyThreadState *
+fnet_gate_leave(fnet_gate *gate)
+{
+    uintptr_t self = fnet_thread_self();
+    PyThreadState *saved = PyEval_SaveThread();
+
+    /* Only afterwards, so that who waits finds the GIL free; by then it may
+     * be another's, and the mark too. */
+    (void)atomic_compare_exchange_strong_explicit(
+        &gate->mark, &self, 0, memory_order_relaxed, memory_order_relaxed);
+    return saved;
+}
+
+static inline bool
+try_mark(fnet_gate *gate, uintptr_t self)
+{
+    uintptr_t seen = 0;
+
+    return atomic_load_explicit(&gate->mark, memory_order_relaxed) == 0 &&
+           atomic_compare_exchange_strong_explicit(&gate->mark, &seen, self,
+                                                   memory_order_relaxed,
+                                                   memory_order_relaxed);
+}
+
+/* Waits for the gate to be free and takes it; false: in vain. */
+static bool
+pass(fnet_gate *gate, uintptr_t self, int64_t since)
+{
+    while (!try_mark(gate, self)) {
+        for (int i = 0; i < 8; i++) {
+            fnet_cpu_relax();
+        }
+        if (fnet_clock_ns() - since > WAIT) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* With the GIL: what the next ones may hope for. */
+static void
+learn(fnet_gate *gate, bool passed, int off)
+{
+    if (FNET_UNLIKELY(off > 0)) {
+        if (off != INT_MAX) {
+            atomic_store_explicit(&gate->off, off - 1, memory_order_relaxed);
+        }
+    }
+    else if (FNET_LIKELY(passed)) {
+        gate->late = 0;
+    }
+    else if (++gate->late == LATE) {
+        gate->late = 0;
+        atomic_store_explicit(&gate->off, OFF, memory_order_relaxed);
+    }
+}
+
+/* -- to keep it or not --------------------------------------------------- */
+
+/* A call that keeps the GIL while it tries spares itself two hand-overs, and
+ * where another thread computes each of them costs a switch interval.  But
+ * where several threads talk at once, a send of 4 us with the GIL keeps the
+ * others from their bit of Python, and they go to sleep for it: 2.7 sleeps per
+ * exchange instead of 1.9 (csrc/README.md).  So taking the GIL back after a
+ * wait is timed: a short wait for it lets the next calls try without it, a
+ * long one (somebody computes) or none lets them keep it. */
+#define SHORT INT64_C(2000)   /* ns: more than an uncontended one takes */
+#define LONG INT64_C(1000000) /* ns: nobody that talks has it so long */
+#define CALLS 4096            /* tried without it after a short wait */
+
+void
+fnet_gate_enter(fnet_gate *gate, PyThreadState *saved)
+{
+    int64_t before = fnet_clock_ns();
+    uintptr_t self = fnet_thread_self();
+    int off = atomic_load_explicit(&gate->off, memory_order_relaxed);
+    bool passed = off == 0 && pass(gate, self, before);
+
+    PyEval_RestoreThread(saved);
+    atomic_store_explicit(&gate->mark, self, memory_order_relaxed);
+    learn(gate, passed, off);
+    int64_t took = fnet_clock_ns() - before;
+    if (took > LONG) {
+        gate->wanted = 0;
+    }
+    else if (took > SHORT) {
+        gate->wanted = CALLS;
+    }
+}
+
+bool
+fnet_gate_crowded(const fnet_gate *gate)
+{
+    return gate->wanted > 0;
+}
+
+bool
+fnet_gate_call_crowded(fnet_gate *gate)
+{
+    if (FNET_LIKELY(gate->wanted == 0)) {
+        return false;
+    }
+    gate->wanted--;
+    return true;
+}
+
+#endif
