@@ -9,16 +9,18 @@
 #define BUSY 0.85    /* of the window: the thread is saturated */
 #define CALM 0.30    /* the thread has little to do */
 #define DELAYED 0.05 /* of the window: there is no CPU to spare */
+#define SPARE 0.5    /* CPUs that were idle: less than that is no worker's */
 #define GAIN 1.05
-#define BUSY_WINDOWS 2 /* before a trial */
-#define SETTLE 1       /* windows after a change that do not count */
-#define MEASURE 3      /* those that do */
+#define LOSS 0.95 /* a window of a trial that ends it */
+#define SETTLE 1  /* windows after a change that do not count */
+#define MEASURE 3 /* those that do */
 #define PAUSE_MIN (FNET_SEC / 2)
 #define PAUSE_MAX (32 * FNET_SEC)
 #define REVIEW_EVERY (10 * FNET_SEC)
 
 typedef struct window {
     double busy, delayed, rate;
+    double idle; /* CPUs */
 } window;
 
 static void
@@ -27,6 +29,7 @@ enter(fnet_adapt *adapt, enum fnet_adapt_state state)
     adapt->state = state;
     adapt->windows = 0;
     adapt->busy = 0;
+    adapt->asked = 0;
     adapt->sum = 0;
     adapt->measured = 0;
 }
@@ -40,6 +43,10 @@ measure(fnet_adapt *adapt, const fnet_load *load)
         .delayed = (double)(load->delay - adapt->last.delay) / wall,
         .rate = (double)(load->count - adapt->last.count) * 1e9 / wall,
     };
+    /* Where the system does not tell, the trial will. */
+    w.idle = load->idle < 0 || adapt->last.idle < 0
+                 ? SPARE
+                 : (double)(load->idle - adapt->last.idle) / wall;
     adapt->last = *load;
     adapt->window_end = load->now + WINDOW;
     adapt->windows++;
@@ -76,13 +83,19 @@ slide(fnet_adapt *adapt, const window *w)
     adapt->measured++;
 }
 
-/* Takes it back; the next trial is twice as far away. */
-static enum fnet_advice
-give_up(fnet_adapt *adapt, int64_t now)
+/* The next trial is twice as far away. */
+static void
+put_off(fnet_adapt *adapt, int64_t now)
 {
     adapt->next = now + adapt->pause;
     adapt->pause = 2 * adapt->pause < PAUSE_MAX ? 2 * adapt->pause : PAUSE_MAX;
     enter(adapt, FNET_ADAPT_HOME);
+}
+
+static enum fnet_advice
+give_up(fnet_adapt *adapt, int64_t now)
+{
+    put_off(adapt, now);
     return FNET_ADVICE_RECALL;
 }
 
@@ -96,10 +109,15 @@ at_home(fnet_adapt *adapt, const window *w, int64_t now)
         }
         return FNET_ADVICE_NONE;
     }
+    bool asked = fnet_adapt_asks_idle(adapt, now);
     adapt->busy++;
     slide(adapt, w);
-    if (adapt->busy < BUSY_WINDOWS || now < adapt->next ||
-        w->delayed > DELAYED) {
+    adapt->asked = asked ? adapt->asked + 1 : 0;
+    if (adapt->asked < 2 || w->delayed > DELAYED) {
+        return FNET_ADVICE_NONE;
+    }
+    if (w->idle < SPARE) {
+        put_off(adapt, now);
         return FNET_ADVICE_NONE;
     }
     adapt->rate = mean(adapt);
@@ -110,7 +128,11 @@ at_home(fnet_adapt *adapt, const window *w, int64_t now)
 static enum fnet_advice
 on_trial(fnet_adapt *adapt, const window *w, int64_t now)
 {
-    if (!add(adapt, w)) {
+    bool all = add(adapt, w);
+    if (adapt->measured > 0 && w->rate < adapt->rate * LOSS) {
+        return give_up(adapt, now);
+    }
+    if (!all) {
         return FNET_ADVICE_NONE;
     }
     if (mean(adapt) < adapt->rate * GAIN) {
@@ -166,6 +188,15 @@ fnet_adapt_init(fnet_adapt *adapt, const fnet_load *load)
         .last = *load, .window_end = load->now + WINDOW, .pause = PAUSE_MIN};
 }
 
+/* From the second busy window on, when a trial is due: two make a difference.
+ */
+bool
+fnet_adapt_asks_idle(const fnet_adapt *adapt, int64_t now)
+{
+    return adapt->state == FNET_ADAPT_HOME && adapt->busy > 0 &&
+           now >= adapt->next;
+}
+
 void
 fnet_adapt_suspend(fnet_adapt *adapt, const fnet_load *load)
 {
@@ -174,6 +205,12 @@ fnet_adapt_suspend(fnet_adapt *adapt, const fnet_load *load)
     adapt->last.cpu = load->cpu - adapt->last.cpu;
     adapt->last.delay = load->delay - adapt->last.delay;
     adapt->last.count = load->count - adapt->last.count;
+    if (load->idle < 0 || adapt->last.idle < 0) {
+        adapt->last.idle = -1;
+    }
+    else {
+        adapt->last.idle = load->idle - adapt->last.idle;
+    }
 }
 
 void
@@ -184,6 +221,12 @@ fnet_adapt_resume(fnet_adapt *adapt, const fnet_load *load)
     adapt->last.cpu = load->cpu - adapt->last.cpu;
     adapt->last.delay = load->delay - adapt->last.delay;
     adapt->last.count = load->count - adapt->last.count;
+    if (load->idle < 0 || adapt->last.idle < 0) {
+        adapt->last.idle = -1;
+    }
+    else {
+        adapt->last.idle = load->idle - adapt->last.idle;
+    }
 }
 
 enum fnet_advice

@@ -3,9 +3,10 @@
  * It pays when the loop's thread is saturated, other CPUs are idle, and Python
  * and the kernel take comparable parts of a message's time; nothing that can
  * be read beforehand tells, so it is tried.  Time is cut into windows.  When
- * the thread was busy for two of them and did not have to wait for a CPU, the
- * shard is lent for a trial; it stays lent if messages then come faster by
- * GAIN, and is taken back if not, to be tried again after twice the time.
+ * the thread was busy for two of them, did not have to wait for a CPU, and
+ * half a CPU or more was idle, the shard is lent for a trial; it stays lent if
+ * messages then come faster by GAIN, and is taken back if not, at the first
+ * window that goes badly, to be tried again after twice the time.
  * What stays lent is reviewed: taken back for a moment, and compared.
  *
  * Plain arithmetic on what the caller has measured; any thread, one at a
@@ -30,12 +31,14 @@ typedef struct fnet_load {
     int64_t cpu;    /* CPU time, ns */
     int64_t delay;  /* time it was runnable and had no CPU, ns */
     uint64_t count; /* completions delivered */
+    int64_t idle;   /* time that CPUs were idle, ns, together; -1: not known */
 } fnet_load;
 
 typedef struct fnet_adapt {
     enum fnet_adapt_state state;
     int windows;        /* in this state */
     int busy;           /* windows in a row that were busy */
+    int asked;          /* of these, at whose ends `idle` was asked for */
     int64_t window_end; /* when fnet_adapt_window() is to be called */
     fnet_load last;     /* at the beginning of the window; while the loop
                            does not run: how far it had come */
@@ -49,6 +52,9 @@ typedef struct fnet_adapt {
 
 /* The first window begins. */
 void fnet_adapt_init(fnet_adapt *adapt, const fnet_load *load);
+/* Whether the load of the window that ends now needs its `idle`, which is dear
+ * to find out; that of a stop does while `asked` is not 0. */
+bool fnet_adapt_asks_idle(const fnet_adapt *adapt, int64_t now);
 /* A window is over. */
 enum fnet_advice fnet_adapt_window(fnet_adapt *adapt, const fnet_load *load);
 /* The loop stops; and runs again, perhaps by another thread, whose totals are

@@ -39,16 +39,6 @@ typedef struct fnet_shardset {
     fnet_member members[FNET_SHARDS_MAX]; /* [0]: home */
 } fnet_shardset;
 
-/* CPUs that this process may use: its affinity, and the quota of its control
- * group, rounded up; at least 1. */
-unsigned fnet_usable_cpus(void);
-/* Its parts, for tests.  "quota period" (or "max period") in whole CPUs,
- * rounded up; 0: no limit, or none that makes sense. */
-unsigned fnet_parse_quota(const char *text);
-/* The same of the control groups named in the file `groups`, whose hierarchy
- * is mounted at `root`, and of those above them. */
-unsigned fnet_group_quota(const char *groups, const char *root);
-
 FNET_MUST_CHECK int fnet_shardset_init(fnet_shardset *set, fnet_shard *home,
                                        fnet_depot *depot);
 /* All workers are stopped, every source is detached. */

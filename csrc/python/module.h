@@ -19,6 +19,7 @@
 #include "net/stream.h"
 #include "net/watch.h"
 #include "poll/adapt.h"
+#include "poll/cpus.h"
 #include "poll/prompter.h"
 #include "poll/shard.h"
 #include "poll/shardset.h"

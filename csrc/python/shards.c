@@ -66,11 +66,14 @@ read_schedstat(int fd, fnet_load *load)
 }
 
 static fnet_load
-current_load(LoopObject *self)
+current_load(LoopObject *self, bool with_idle)
 {
-    fnet_load load = {.now = self->now, .count = self->delivered};
+    fnet_load load = {.now = self->now, .count = self->delivered, .idle = -1};
 
     read_schedstat(self->schedstat, &load);
+    if (with_idle) {
+        load.idle = fnet_idle_ns();
+    }
     return load;
 }
 
@@ -86,7 +89,7 @@ fnet_loop_begin_adapting(LoopObject *self)
         return; /* not in this kernel: everything stays as it is */
     }
     self->now = fnet_clock_ns();
-    fnet_load load = current_load(self);
+    fnet_load load = current_load(self, self->adapt.asked > 0);
     if (self->adapt.window_end == 0) {
         fnet_adapt_init(&self->adapt, &load);
     }
@@ -100,7 +103,7 @@ fnet_loop_end_adapting(LoopObject *self)
 {
     if (self->schedstat >= 0) {
         self->now = fnet_clock_ns();
-        fnet_load load = current_load(self);
+        fnet_load load = current_load(self, self->adapt.asked > 0);
         fnet_adapt_suspend(&self->adapt, &load);
         fnet_sys_close(self->schedstat);
         self->schedstat = -1;
@@ -179,7 +182,8 @@ fnet_loop_see_to_home(LoopObject *self)
     if (self->home_mode == FNET_HOME_AUTO) {
         if (FNET_UNLIKELY(self->now >= self->adapt.window_end) &&
             self->schedstat >= 0) {
-            fnet_load load = current_load(self);
+            fnet_load load = current_load(
+                self, fnet_adapt_asks_idle(&self->adapt, self->now));
             self->advice = (int)fnet_adapt_window(&self->adapt, &load);
         }
         if (FNET_LIKELY(self->advice == FNET_ADVICE_NONE &&

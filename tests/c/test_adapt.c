@@ -11,6 +11,10 @@ typedef struct script {
     fnet_load load;
     double busy, delayed; /* parts of its time */
     uint64_t home, lent;  /* completions per window */
+    double idle;          /* CPUs */
+    int64_t all_idle;
+    unsigned asked;
+    bool knows_idle;
     bool away;
     unsigned lends, recalls;
 } script;
@@ -18,7 +22,7 @@ typedef struct script {
 static void
 begin(script *s)
 {
-    s->load = (fnet_load){.now = 1000 * FNET_SEC};
+    s->load = (fnet_load){.now = 1000 * FNET_SEC, .idle = -1};
     fnet_adapt_init(&s->adapt, &s->load);
 }
 
@@ -29,6 +33,9 @@ pass_time(script *s, int64_t ns)
     s->load.now += ns;
     s->load.cpu += (int64_t)(s->busy * (double)ns);
     s->load.delay += (int64_t)(s->delayed * (double)ns);
+    if (s->knows_idle) {
+        s->all_idle += (int64_t)(s->idle * (double)ns);
+    }
     s->load.count += (s->away ? s->lent : s->home) * (uint64_t)ns /
                      (uint64_t)(50 * FNET_MSEC);
 }
@@ -38,6 +45,11 @@ look(script *s)
 {
     if (s->load.now < s->adapt.window_end) {
         return;
+    }
+    s->load.idle = -1;
+    if (fnet_adapt_asks_idle(&s->adapt, s->load.now)) {
+        s->asked++;
+        s->load.idle = s->knows_idle ? s->all_idle : -1;
     }
     switch (fnet_adapt_window(&s->adapt, &s->load)) {
     case FNET_ADVICE_LEND:
@@ -102,6 +114,47 @@ is_not_tried_without_need(void)
     CHECK(crowded.lends == 0);
 }
 
+static void
+is_not_tried_without_an_idle_cpu(void)
+{
+    script s = {.busy = 1,
+                .home = 1000,
+                .lent = 2000,
+                .knows_idle = true,
+                .idle = 0.4};
+    begin(&s);
+    seconds(&s, 60);
+    CHECK(s.lends == 0);
+    CHECK(s.asked >= 2 && s.asked <= 16); /* not in each window */
+    s.idle = 0.6;
+    seconds(&s, 33); /* when the pause is over */
+    CHECK(s.lends > 0);
+}
+
+static void
+a_thread_with_little_to_do_asks_nothing(void)
+{
+    script s = {.busy = 0.5, .home = 1000, .knows_idle = true, .idle = 1};
+    begin(&s);
+    seconds(&s, 10);
+    CHECK(s.asked == 0);
+}
+
+/* Lent for two windows of 50 ms, not four: one to settle, one that is bad. */
+static void
+a_bad_trial_ends_at_once(void)
+{
+    script s = {.busy = 1, .home = 1000, .lent = 900};
+    int away = 0; /* ms */
+    begin(&s);
+    for (int i = 0; i < 50; i++) {
+        pass_time(&s, 10 * FNET_MSEC);
+        away += s.away ? 10 : 0;
+        look(&s);
+    }
+    CHECK(s.lends == 1 && !s.away && away == 100);
+}
+
 /* A loop that runs for a moment at a time, by threads with totals of their
  * own: what counts is the time in it, in whole windows. */
 static void
@@ -152,6 +205,9 @@ main(void)
     RUN(stays_lent_where_it_pays);
     RUN(comes_back_where_it_does_not);
     RUN(is_not_tried_without_need);
+    RUN(is_not_tried_without_an_idle_cpu);
+    RUN(a_thread_with_little_to_do_asks_nothing);
+    RUN(a_bad_trial_ends_at_once);
     RUN(stops_do_not_count);
     RUN(refused);
     return test_report();
