@@ -112,6 +112,52 @@ def test_keyboard_interrupt_in_a_busy_loop(new_loop):
     )
 
 
+def test_a_handler_that_raises_while_a_protocol_is_paused(new_loop):
+    """The signal comes within the very write() that pauses: its peer's end
+    tells of data (O_ASYNC).  The loop finds the protocol's context entered, and
+    to say so runs the handler: what that raises was lost once."""
+    run(
+        new_loop,
+        """
+    import fcntl
+    class P(asyncio.Protocol):
+        paused = False
+        def connection_made(self, transport):
+            self.transport = transport
+            transport.set_write_buffer_limits(high=1)
+        def data_received(self, data):
+            fcntl.fcntl(peer, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+            self.transport.write(bytes(1 << 22))
+            self.transport.write(b'more')
+        def pause_writing(self):
+            self.paused = True
+    def handler(number, frame):
+        raised.append(kind())
+        raise raised[-1]
+    signal.signal(signal.SIGIO, handler)
+    for kind in (KeyboardInterrupt, SystemExit):
+        loop = new_loop()
+        mine, peer = socket.socketpair()
+        peer.setblocking(False)
+        fcntl.fcntl(peer, fcntl.F_SETOWN, os.getpid())
+        _, protocol = loop.run_until_complete(loop.create_connection(P, sock=mine))
+        raised = []
+        peer.send(b'x')
+        loop.call_later(5, loop.stop)
+        try:
+            loop.run_forever()
+        except kind as exc:
+            assert exc is raised[-1]
+        else:
+            raise AssertionError('lost')
+        peer.close()
+        protocol.transport.abort()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+""",
+    )
+
+
 def test_runner_cancels_the_main_task(new_loop):
     run(
         new_loop,

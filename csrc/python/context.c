@@ -154,3 +154,18 @@ fnet_handle_own_context(HandleObject *handle)
     return 0;
 #endif
 }
+
+bool
+fnet_context_enter(PyObject *context, PyObject **raised)
+{
+    bool entered = PyContext_Enter(context) == 0;
+
+    *raised = NULL;
+    if (!entered && !PyErr_ExceptionMatches(PyExc_RuntimeError)) {
+        *raised = fnet_err_take();
+    }
+    else if (!entered) {
+        PyErr_Clear();
+    }
+    return entered;
+}

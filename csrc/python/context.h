@@ -44,6 +44,12 @@ PyObject *fnet_context_own(LoopObject *loop, PyObject *context);
 /* Ends with it. */
 void fnet_context_give_back(LoopObject *loop, PyObject *own);
 
+/* Enters the context of a protocol for a call, unless we are within it
+ * already: false.  The attempt may run handlers of signals (its error message
+ * asks for them): what one raised, and must not be lost, is in *raised, else
+ * NULL. */
+bool fnet_context_enter(PyObject *context, PyObject **raised);
+
 /* Lets go of the snapshot; after a callback, if no handle has it. */
 void fnet_context_forget(LoopObject *loop);
 

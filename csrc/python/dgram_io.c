@@ -1,5 +1,6 @@
 /* dgram_io: the hot half of a datagram transport: what its protocol is given,
  * and what it is told to send. */
+#include "python/context.h"
 #include "python/dgram.h"
 
 #include "base/clock.h"
@@ -32,16 +33,15 @@ fnet_datagram_call(DatagramObject *self, PyObject *name, PyObject *arg)
     PyObject *context = Py_NewRef(self->context);
     PyObject *argv[] = {Py_NewRef(self->protocol), arg};
     size_t n = arg == NULL ? 1 : 2;
+    PyObject *raised;
     /* From within sendto() or close(): it may be entered already. */
-    bool entered = PyContext_Enter(context) == 0;
-    if (!entered) {
-        PyErr_Clear();
-    }
+    bool entered = fnet_context_enter(context, &raised);
     PyObject *result = PyObject_VectorcallMethod(
         name, argv, n | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
     if (entered && PyContext_Exit(context) < 0) {
         Py_CLEAR(result);
     }
+    result = fnet_err_instead(result, raised);
     Py_DECREF(argv[0]);
     Py_DECREF(context);
     int rc = result == NULL ? callback_failed(self, name) : 0;
@@ -159,12 +159,10 @@ static int
 deliver_run(DatagramObject *self, fnet_completion *item)
 {
     PyObject *context = Py_NewRef(self->context);
-    bool entered = PyContext_Enter(context) == 0;
-    int rc = 0;
+    PyObject *exc;
+    bool entered = fnet_context_enter(context, &exc);
+    int rc = exc == NULL ? 0 : -1;
 
-    if (!entered) {
-        PyErr_Clear();
-    }
     self->company = item->result > 1;
     while (rc == 0 && item->result > 0) {
         const struct mmsghdr *header = item->data;
@@ -173,7 +171,9 @@ deliver_run(DatagramObject *self, fnet_completion *item)
         rc = deliver_received(self, header);
     }
     self->company = false;
-    PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
+    if (rc < 0 && exc == NULL) {
+        exc = fnet_err_take();
+    }
     if (entered && PyContext_Exit(context) < 0) {
         PyErr_Clear();
     }
@@ -210,10 +210,9 @@ fnet_datagram_deliver_held(DatagramObject *self, PyObject *unused)
         Py_RETURN_NONE;
     }
     PyObject *context = Py_NewRef(self->context);
-    bool entered = PyContext_Enter(context) == 0;
-    if (!entered) {
-        PyErr_Clear();
-    }
+    PyObject *exc;
+    bool entered = fnet_context_enter(context, &exc);
+    rc = exc == NULL ? 0 : -1;
     Py_INCREF(held);
     /* It grows when more of the batch comes while it is delivered. */
     while (rc == 0 && !self->paused && !self->closing && self->held == held &&
@@ -224,7 +223,9 @@ fnet_datagram_deliver_held(DatagramObject *self, PyObject *unused)
                          PyTuple_GET_ITEM(pair, 1));
         Py_DECREF(pair);
     }
-    PyObject *exc = rc < 0 ? fnet_err_take() : NULL;
+    if (rc < 0 && exc == NULL) {
+        exc = fnet_err_take();
+    }
     if (entered && PyContext_Exit(context) < 0) {
         PyErr_Clear();
     }

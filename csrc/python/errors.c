@@ -28,6 +28,18 @@ fnet_must_propagate(void)
            PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
 }
 
+PyObject *
+fnet_err_instead(PyObject *result, PyObject *raised)
+{
+    if (FNET_LIKELY(raised == NULL)) {
+        return result;
+    }
+    Py_XDECREF(result);
+    PyErr_Clear();
+    fnet_err_restore(raised);
+    return NULL;
+}
+
 int
 fnet_report(module_state *state, const char *name, const char *format, ...)
 {

@@ -288,6 +288,9 @@ int fnet_report(module_state *state, const char *name, const char *format,
                 ...);
 /* True if the exception that is set must leave run_forever(). */
 bool fnet_must_propagate(void);
+/* The result of a call (NULL: its exception is set); or NULL with `raised` set
+ * in its place, if that is not NULL. */
+PyObject *fnet_err_instead(PyObject *result, PyObject *raised);
 
 /* handle.c */
 HandleObject *fnet_handle_new(LoopObject *loop, PyObject *callback,

@@ -415,12 +415,10 @@ fail_waiter(TransportObject *self, PyObject **waiter)
     }
     PyObject *exc = fnet_err_take();
     if (fnet_report(self->loop->state, "fail_waiter", "(O)", future) < 0) {
-        PyErr_Clear();
+        Py_XSETREF(exc, fnet_err_take()); /* which must leave the loop */
     }
     Py_DECREF(future);
-    if (exc != NULL) {
-        fnet_err_restore(exc);
-    }
+    fnet_err_restore(exc);
 }
 
 /* connection_lost(), and everything is let go of.  What the protocol raises
@@ -440,13 +438,16 @@ fnet_transport_lost(TransportObject *self, PyObject *exc)
     fnet_shared_set((PyObject *)self, &self->protocol, NULL);
     fail_waiter(self, &self->empty_waiter);
     fail_waiter(self, &self->room_waiter);
-    PyObject *raised = result == NULL ? fnet_err_take() : NULL;
+    PyObject *raised = fnet_err_take();
     Py_XDECREF(result);
     int rc = leave_server(self);
-    if (raised != NULL) {
+    if (raised != NULL && (rc == 0 || !fnet_must_propagate())) {
         PyErr_Clear();
         fnet_err_restore(raised);
         rc = -1;
+    }
+    else {
+        Py_XDECREF(raised);
     }
     if (attached) {
         Py_DECREF(self); /* the loop's */

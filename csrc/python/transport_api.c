@@ -136,8 +136,8 @@ is_buffered(module_state *state, PyObject *protocol)
     if (yes == 0 &&
         !PyObject_TypeCheck(protocol, (PyTypeObject *)state->protocol_type)) {
         PyObject *method = PyObject_GetAttr(protocol, state->str_get_buffer);
-        yes = method != NULL;
-        if (method == NULL) {
+        yes = method != NULL ? 1 : fnet_must_propagate() ? -1 : 0;
+        if (yes == 0) {
             PyErr_Clear();
         }
         Py_XDECREF(method);

@@ -2,6 +2,8 @@
  * what it is told to write. */
 #include "python/module.h"
 
+#include "python/context.h"
+
 #include <errno.h>
 
 /* As asyncio: so many writes to a lost connection are silent. */
@@ -337,15 +339,14 @@ call_flow_control(TransportObject *self, PyObject *name, const char *message)
     }
     PyObject *protocol = Py_NewRef(self->protocol);
     PyObject *context = Py_NewRef(self->context);
+    PyObject *raised;
     /* From within a write(): the context may be entered already. */
-    bool entered = PyContext_Enter(context) == 0;
-    if (!entered) {
-        PyErr_Clear();
-    }
+    bool entered = fnet_context_enter(context, &raised);
     result = PyObject_CallMethodNoArgs(protocol, name);
     if (entered && PyContext_Exit(context) < 0) {
         Py_CLEAR(result);
     }
+    result = fnet_err_instead(result, raised);
     Py_DECREF(context);
     if (result == NULL) {
         rc = fnet_report_raised(self->loop, "flow_control_failed", message,
