@@ -12,8 +12,7 @@
 
 #define DEALLOC_DEPTH 32
 
-/* -- life -------------------------------------------------------------------
- */
+/* -- life ----------------------------------------------------------------- */
 
 /* An object whose fields are empty, but for `loop`. */
 static HandleObject *
@@ -271,8 +270,7 @@ fnet_handle_trim(module_state *state, bool all)
 #endif
 }
 
-/* -- running ----------------------------------------------------------------
- */
+/* -- running -------------------------------------------------------------- */
 
 /* What a handle holds, in hands of our own for the time of the call: cancel()
  * in the callback empties the handle. */

@@ -133,9 +133,7 @@ fnet_loop_free_number(LoopObject *loop, int fd)
     return fnet_loop_check(loop);
 }
 
-/* -- life
- * ---------------------------------------------------------------------------
- */
+/* -- life ----------------------------------------------------------------- */
 
 static int
 watch_signals(LoopObject *self)

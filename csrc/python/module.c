@@ -128,9 +128,7 @@ import_names(module_state *state)
     return state->sslsocket_type == NULL ? -1 : 0;
 }
 
-/* -- types
- * ------------------------------------------------------------------------------
- */
+/* -- types ---------------------------------------------------------------- */
 
 static PyTypeObject *
 make_type(PyObject *module, PyType_Spec *spec, PyObject *base)
@@ -312,9 +310,7 @@ module_exec(PyObject *module)
     return 0;
 }
 
-/* -- life
- * ---------------------------------------------------------------------------------
- */
+/* -- life ----------------------------------------------------------------- */
 
 #define FOR_EACH_TYPE(state, DO)                                              \
     DO((state)->handle_type);                                                 \

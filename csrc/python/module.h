@@ -25,8 +25,7 @@
 #include "poll/shardset.h"
 #include "python/gate.h"
 
-/* -- state ------------------------------------------------------------------
- */
+/* -- state ---------------------------------------------------------------- */
 
 /* Of handles that are not in use so many are kept, and as many as wait in the
  * ready queue at a time, up to the second figure, 5 MB; those go again when
@@ -91,8 +90,7 @@ extern struct PyModuleDef fnet_module_def;
 /* The state, from one of our types (or a subclass in Python). */
 module_state *fnet_state_of_type(PyTypeObject *type);
 
-/* -- objects ----------------------------------------------------------------
- */
+/* -- objects -------------------------------------------------------------- */
 
 typedef struct LoopObject LoopObject;
 
@@ -276,8 +274,7 @@ struct LoopObject {
     int64_t age_time;
 };
 
-/* -- doors ------------------------------------------------------------------
- */
+/* -- doors ---------------------------------------------------------------- */
 
 /* errors.c: the only place where a negative errno becomes an exception. */
 PyObject *fnet_raise(int error); /* sets OSError(-error, ...); NULL */

@@ -359,9 +359,7 @@ PyMethodDef fnet_server_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-/* -- accepting
- * ----------------------------------------------------------------------------
- */
+/* -- accepting ------------------------------------------------------------ */
 
 static int
 report_accept_error(ListenerObject *self, int error)

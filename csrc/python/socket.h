@@ -154,8 +154,7 @@ PyObject *fnet_socket_cold_call(SocketObject *self, const char *name,
 PyObject *fnet_socket_cold_call_tuple(SocketObject *self, const char *name,
                                       PyObject *args, PyObject *kwargs);
 
-/* -- arguments (socket_errors.c)
- * ----------------------------------------------- */
+/* -- arguments (socket_errors.c) ------------------------------------------ */
 
 /* ns of a number of seconds, rounded up; < 0 with an exception. */
 int64_t fnet_socket_ns(PyObject *seconds);

@@ -172,9 +172,7 @@ fnet_transport_extra(TransportObject *self, PyObject *name,
     return PyErr_Occurred() ? NULL : Py_NewRef(otherwise);
 }
 
-/* -- the view
- * -----------------------------------------------------------------------------
- */
+/* -- the view ------------------------------------------------------------- */
 
 PyObject *
 fnet_sockview_new(TransportObject *transport)

@@ -324,9 +324,7 @@ deliver_readable(TransportObject *self)
     return rc;
 }
 
-/* -- output
- * ------------------------------------------------------------------------------
- */
+/* -- output --------------------------------------------------------------- */
 
 static int
 call_flow_control(TransportObject *self, PyObject *name, const char *message)
@@ -462,9 +460,7 @@ fnet_transport_deliver(TransportObject *self, fnet_completion *item)
     }
 }
 
-/* -- writing
- * -------------------------------------------------------------------------------
- */
+/* -- writing -------------------------------------------------------------- */
 
 static int
 wrong_type(const char *text, PyObject *data)

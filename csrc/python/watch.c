@@ -288,9 +288,7 @@ PyType_Spec fnet_watch_spec = {
     .slots = watch_slots,
 };
 
-/* -- events
- * -----------------------------------------------------------------------------
- */
+/* -- events --------------------------------------------------------------- */
 
 /* Ends the waiting of everybody in this direction. */
 static int
@@ -623,9 +621,7 @@ loop_set_transport_guard(LoopObject *loop, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* -- waiting
- * -------------------------------------------------------------------------------
- */
+/* -- waiting -------------------------------------------------------------- */
 
 /* The registration that is kept is this socket's, or becomes so. */
 static int
