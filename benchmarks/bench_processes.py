@@ -1,4 +1,4 @@
-"""Children: starting them, their output, and pipes.
+"""Children: starting them, their output, pipes, and a file sent to one.
 
     pytest benchmarks/bench_processes.py [--loops asyncio,uvloop]
     python -m benchmarks.bench_processes [-w spawn] [-l uvloop,pyfastnet] [-r 5]

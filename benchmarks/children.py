@@ -1,4 +1,4 @@
-"""What children and their pipes cost, one benchmark in a process of its own:
+"""What children, their pipes and a file sent to one cost, a process for each:
 
     python -m benchmarks.children LOOP NAME [SCALE]
 
@@ -8,12 +8,14 @@ spawn          `true`, 16 at a time, each waited for
 communicate    64 MiB through `cat` with communicate(); per MiB
 lines          a line to `cat` and back, one after the other
 pipe           a pipe within the loop, from transport to transport; per MiB
+sendfile       loop.sendfile() over TCP to a child that drops it; per MiB
 """
 
 import asyncio
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -93,11 +95,44 @@ async def pipe(loop: Loop, n: int) -> None:
     assert await done == n * MIB
 
 
+SINK = """
+import socket, sys
+block = bytearray(1 << 20)
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as sock:
+    while sock.recv_into(block, len(block), socket.MSG_TRUNC):  # without a copy
+        pass
+"""
+
+
+async def sendfile(loop: Loop, n: int) -> None:
+    connected = loop.create_future()
+
+    class Sender(asyncio.Protocol):
+        def connection_made(self, transport):
+            connected.set_result(transport)
+
+    server = await loop.create_server(Sender, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-S", "-c", SINK, str(port)
+    )
+    transport = await connected
+    with tempfile.TemporaryFile() as file:
+        size = min(n, 64) * MIB
+        file.write(bytes(size))
+        for _ in range(max(n // 64, 1)):
+            assert await loop.sendfile(transport, file, 0, fallback=False) == size
+    transport.close()
+    assert await process.wait() == 0
+    server.close()
+
+
 BENCHMARKS: dict[str, tuple[Benchmark, int]] = {
     "spawn": (spawn, 1000),
     "communicate": (communicate, 64 * 8),
     "lines": (lines, 20_000),
     "pipe": (pipe, 512),
+    "sendfile": (sendfile, 1024),
 }
 
 
@@ -136,7 +171,7 @@ class Children(harness.Workload):
 def run(loop: Loop, name: str, scale: float = 1.0) -> harness.Round:
     function, count = BENCHMARKS[name]
     count = max(int(count * scale), 64)
-    if name == "communicate":
+    if name in ("communicate", "sendfile"):
         count -= count % 64
     before, began = procs.usage(os.getpid()), time.perf_counter()
     cpu = time.process_time()
