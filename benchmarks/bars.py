@@ -89,6 +89,8 @@ def callback_bars() -> Iterator[Bar]:
 def process_bars() -> Iterator[Bar]:
     for name in ("spawn", "communicate"):
         yield Bar(name, "rate", "≥", 1.2, UVLOOP)
+    yield Bar("sendfile", "rate", "≥", 1.0, ASYNCIO)
+    yield Bar("sendfile", "cpu_us", "≤", 1.0, ASYNCIO)
 
 
 def other_bars() -> Iterator[Bar]:
