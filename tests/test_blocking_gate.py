@@ -75,10 +75,47 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def talk(module, connections, pairs, computing=0, command=()):
+ENDING = textwrap.dedent(
+    """
+    import atexit, importlib, sys, threading, time
+
+    net = importlib.import_module(sys.argv[1])
+    listener = net.create_server(("127.0.0.1", 0))
+
+    def echo(sock):
+        while data := sock.recv(100):
+            sock.sendall(data)
+
+    def ask(sock):
+        while True:
+            sock.sendall(b"message")
+            sock.recv(100)
+
+    def compute():
+        while True:
+            sum(range(100))
+
+    pairs = [net.socketpair() for _ in range(4)]
+    waiting = [net.socketpair() for _ in range(4)]
+    calls = [(echo, one) for one, _ in pairs] + [(ask, other) for _, other in pairs]
+    calls += [(one.recv, 1) for one, _ in waiting] + [(listener.accept,)]
+    calls += [(compute,)] * int(sys.argv[2])
+    for function, *args in calls:
+        threading.Thread(target=function, args=args, daemon=True).start()
+    time.sleep(0.05)
+
+    @atexit.register
+    def wake():
+        for _, other in waiting:
+            other.sendall(b"x")
+    """
+)
+
+
+def talk(module, connections, pairs, computing=0, command=(), before=""):
     """Voluntary context switches and seconds per exchange."""
     done = subprocess.run(
-        [*command, sys.executable, "-c", PROGRAM, module]
+        [*command, sys.executable, "-c", before + PROGRAM, module]
         + [str(n) for n in (connections, pairs, computing)],
         capture_output=True,
         text=True,
@@ -93,14 +130,18 @@ def talk(module, connections, pairs, computing=0, command=()):
     len(os.sched_getaffinity(0)) < 2, reason="with one CPU nobody waits on it"
 )
 def test_threads_that_talk_do_not_sleep_for_the_gil():
-    """A new connection for each exchange: the socket module sleeps 5 to 11
-    times, ours twice, once for the peer on either side."""
+    """A new connection for each exchange: the socket module sleeps 5 to 15
+    times, ours two to three, once for the peer on either side.  Where other
+    programs leave these threads one CPU, nobody sleeps for the GIL."""
     ratios = []
     for _ in range(5):
         ours, theirs = (talk(m, 500, 4)[0] for m in ("pyfastnet.socket", "socket"))
-        ratios.append(ours / theirs)
-        if ratios[-1] < 0.6:
-            return
+        if theirs > 4:
+            ratios.append(ours / theirs)
+            if ratios[-1] < 0.6:
+                return
+    if len(ratios) < 3:
+        pytest.skip("the CPUs are busy: the socket module does not sleep either")
     pytest.fail(f"sleeps per exchange, ours to the socket module's: {ratios}")
 
 
@@ -108,6 +149,30 @@ def test_threads_that_talk_do_not_sleep_for_the_gil():
 def test_talking_with_one_cpu(pairs):
     cpu = min(os.sched_getaffinity(0))
     talk("pyfastnet.socket", 100, pairs, command=["taskset", "-c", str(cpu)])
+
+
+def test_talking_with_one_cpu_that_was_left_after_the_import():
+    talk(
+        "pyfastnet.socket",
+        100,
+        16,
+        before="import os, pyfastnet\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n",
+    )
+
+
+@pytest.mark.skipif(not GIL, reason="threads go on while the interpreter ends")
+@pytest.mark.parametrize("module", ["socket", "pyfastnet.socket"])
+@pytest.mark.parametrize("computing", [0, 1])
+def test_the_interpreter_ends_while_threads_talk(module, computing):
+    """Of those that want the GIL then, CPython lets none go on."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, module, str(computing)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("computing", [1, 2])

@@ -46,7 +46,7 @@ measure(fnet_adapt *adapt, const fnet_load *load)
     /* Where the system does not tell, the trial will. */
     w.idle = load->idle < 0 || adapt->last.idle < 0
                  ? SPARE
-                 : (double)(load->idle - adapt->last.idle) / wall;
+                 : (double)(load->idle - adapt->last.idle) * 1e3 / wall;
     adapt->last = *load;
     adapt->window_end = load->now + WINDOW;
     adapt->windows++;
@@ -113,10 +113,11 @@ at_home(fnet_adapt *adapt, const window *w, int64_t now)
     adapt->busy++;
     slide(adapt, w);
     adapt->asked = asked ? adapt->asked + 1 : 0;
-    if (adapt->asked < 2 || w->delayed > DELAYED) {
+    if (adapt->asked < 2) {
         return FNET_ADVICE_NONE;
     }
-    if (w->idle < SPARE) {
+    if (w->delayed > DELAYED || w->idle < SPARE) {
+        /* For both: or a loop that runs for moments would ask in each. */
         put_off(adapt, now);
         return FNET_ADVICE_NONE;
     }
@@ -135,7 +136,8 @@ on_trial(fnet_adapt *adapt, const window *w, int64_t now)
     if (!all) {
         return FNET_ADVICE_NONE;
     }
-    if (mean(adapt) < adapt->rate * GAIN) {
+    /* Not <: where nothing is delivered, nothing is gained. */
+    if (mean(adapt) <= adapt->rate * GAIN) {
         return give_up(adapt, now);
     }
     enter(adapt, FNET_ADAPT_KEPT);
@@ -171,7 +173,7 @@ in_review(fnet_adapt *adapt, const window *w, int64_t now)
     if (!add(adapt, w)) {
         return FNET_ADVICE_NONE;
     }
-    if (adapt->rate < mean(adapt) * GAIN) {
+    if (adapt->rate <= mean(adapt) * GAIN) {
         adapt->next = now + adapt->pause;
         enter(adapt, FNET_ADAPT_HOME);
         return FNET_ADVICE_NONE;
@@ -197,36 +199,31 @@ fnet_adapt_asks_idle(const fnet_adapt *adapt, int64_t now)
            now >= adapt->next;
 }
 
+/* From the totals at the window's beginning to what it has come to, and back.
+ */
+static void
+turn_over(fnet_load *last, const fnet_load *load)
+{
+    last->now = load->now - last->now;
+    last->cpu = load->cpu - last->cpu;
+    last->delay = load->delay - last->delay;
+    last->count = load->count - last->count;
+    last->idle =
+        load->idle < 0 || last->idle < 0 ? -1 : load->idle - last->idle;
+}
+
 void
 fnet_adapt_suspend(fnet_adapt *adapt, const fnet_load *load)
 {
     adapt->window_end -= load->now;
-    adapt->last.now = load->now - adapt->last.now;
-    adapt->last.cpu = load->cpu - adapt->last.cpu;
-    adapt->last.delay = load->delay - adapt->last.delay;
-    adapt->last.count = load->count - adapt->last.count;
-    if (load->idle < 0 || adapt->last.idle < 0) {
-        adapt->last.idle = -1;
-    }
-    else {
-        adapt->last.idle = load->idle - adapt->last.idle;
-    }
+    turn_over(&adapt->last, load);
 }
 
 void
 fnet_adapt_resume(fnet_adapt *adapt, const fnet_load *load)
 {
     adapt->window_end += load->now;
-    adapt->last.now = load->now - adapt->last.now;
-    adapt->last.cpu = load->cpu - adapt->last.cpu;
-    adapt->last.delay = load->delay - adapt->last.delay;
-    adapt->last.count = load->count - adapt->last.count;
-    if (load->idle < 0 || adapt->last.idle < 0) {
-        adapt->last.idle = -1;
-    }
-    else {
-        adapt->last.idle = load->idle - adapt->last.idle;
-    }
+    turn_over(&adapt->last, load);
 }
 
 enum fnet_advice

@@ -31,7 +31,7 @@ typedef struct fnet_load {
     int64_t cpu;    /* CPU time, ns */
     int64_t delay;  /* time it was runnable and had no CPU, ns */
     uint64_t count; /* completions delivered */
-    int64_t idle;   /* time that CPUs were idle, ns, together; -1: not known */
+    int64_t idle;   /* time that CPUs were idle, us, together; -1: not known */
 } fnet_load;
 
 typedef struct fnet_adapt {
@@ -47,7 +47,7 @@ typedef struct fnet_adapt {
     double sum;         /* of the windows measured in this state */
     int measured;
     int64_t next;  /* no trial before; KEPT: when to review */
-    int64_t pause; /* between the last trial and the next */
+    int64_t pause; /* between the last trial and the next; 0: not begun */
 } fnet_adapt;
 
 /* The first window begins. */

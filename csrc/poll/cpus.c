@@ -9,6 +9,20 @@
 #include <string.h>
 #include <unistd.h>
 
+/* No Linux has more.  sched_getaffinity() fails where the kernel could have
+ * more CPUs than the set, and one cpu_set_t is for 1024. */
+#define MOST_CPUS 16384
+
+typedef struct cpu_sets {
+    cpu_set_t sets[MOST_CPUS / CPU_SETSIZE];
+} cpu_sets;
+
+static bool
+get_affinity(cpu_sets *cpus)
+{
+    return sched_getaffinity(0, sizeof(*cpus), cpus->sets) == 0;
+}
+
 /* -- how many ------------------------------------------------------------- */
 
 unsigned
@@ -24,7 +38,7 @@ fnet_parse_quota(const char *text)
         return 0;
     }
     long cpus = quota / period + (quota % period != 0);
-    return cpus < CPU_SETSIZE ? (unsigned)cpus : 0;
+    return cpus < MOST_CPUS ? (unsigned)cpus : 0;
 }
 
 static bool
@@ -121,11 +135,11 @@ fnet_group_quota(const char *groups, const char *root)
 unsigned
 fnet_usable_cpus(void)
 {
-    cpu_set_t set;
+    cpu_sets affinity;
     unsigned cpus = 1;
 
-    if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-        int n = CPU_COUNT(&set);
+    if (get_affinity(&affinity)) {
+        int n = CPU_COUNT_S(sizeof(affinity), affinity.sets);
         cpus = n < 1 ? 1 : (unsigned)n;
     }
     unsigned quota = fnet_group_quota("/proc/self/cgroup", "/sys/fs/cgroup");
@@ -134,64 +148,92 @@ fnet_usable_cpus(void)
 
 /* -- how idle ------------------------------------------------------------ */
 
-/* The CPU of a line "cpu7 user nice system idle ...", or -1, and its idle
- * ticks. */
+/* The CPU of a line "cpu7 user nice system idle iowait ...", or -1, and its
+ * idle ticks.  One whose tasks wait for a disk has nothing to do either. */
 static long
 parse_cpu(const char *line, int64_t *idle)
 {
+    int64_t fields[5] = {0};
     char *at;
 
     if (strncmp(line, "cpu", 3) != 0 || line[3] < '0' || line[3] > '9') {
         return -1;
     }
     long cpu = strtol(line + 3, &at, 10);
-    for (int field = 0; field < 4; field++) {
+    for (int i = 0; i < 5; i++) {
         char *end;
-        *idle = strtoll(at, &end, 10);
+        fields[i] = strtoll(at, &end, 10);
         if (end == at) {
             return -1;
         }
         at = end;
     }
+    *idle = fields[3] + fields[4];
     return cpu;
 }
 
-int64_t
-fnet_parse_idle(const char *text, const void *cpus, size_t size)
+/* Adds the ticks of the whole lines; the rest, a line that goes on. */
+static char *
+add_idle(char *text, const cpu_set_t *set, size_t size, int64_t *total)
 {
-    int64_t total = 0, idle;
-    const cpu_set_t *set = cpus;
-    bool any = false;
+    char *line = text, *end;
+    int64_t idle;
 
-    /* A last line that was cut off counts for nothing. */
-    for (const char *line = text, *end; (end = strchr(line, '\n')) != NULL;
-         line = end + 1) {
+    for (; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        *end = '\0';
         long cpu = parse_cpu(line, &idle);
         if (cpu >= 0 && CPU_ISSET_S((size_t)cpu, size, set)) {
-            total += idle;
-            any = true;
+            *total = (*total < 0 ? 0 : *total) + idle;
         }
     }
-    return any ? total : -1;
+    return line;
 }
 
 int64_t
-fnet_idle_ns(void)
+fnet_idle_ticks(const char *path, const void *cpus, size_t size)
 {
-    cpu_set_t set;
-    char text[32768]; /* 400 CPUs */
-    long hz = sysconf(_SC_CLK_TCK);
-    int fd = open("/proc/stat", O_RDONLY | O_CLOEXEC);
+    char text[8192];
+    size_t kept = 0;
+    int64_t total = -1;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0) {
         return -1;
     }
-    ssize_t n = read(fd, text, sizeof(text) - 1);
+    for (;;) {
+        ssize_t n = read(fd, text + kept, sizeof(text) - 1 - kept);
+        if (n <= 0) {
+            total = n < 0 ? -1 : total;
+            break;
+        }
+        text[kept + (size_t)n] = '\0';
+        char *rest = add_idle(text, cpus, size, &total);
+        /* The lines of the CPUs come first; that of the interrupts may be a
+         * hundred times as long as all before it. */
+        kept = strlen(rest);
+        if (kept >= 3 && strncmp(rest, "cpu", 3) != 0) {
+            break;
+        }
+        if (kept == sizeof(text) - 1) {
+            break; /* not the system's file */
+        }
+        memmove(text, rest, kept);
+    }
     close(fd);
-    if (n <= 0 || hz <= 0 || sched_getaffinity(0, sizeof(set), &set) != 0) {
+    return total;
+}
+
+int64_t
+fnet_idle_us(void)
+{
+    cpu_sets affinity;
+    long hz = sysconf(_SC_CLK_TCK);
+
+    if (hz <= 0 || !get_affinity(&affinity)) {
         return -1;
     }
-    text[n] = '\0';
-    int64_t idle = fnet_parse_idle(text, &set, sizeof(set));
-    return idle < 0 ? -1 : idle * (1000000000 / hz);
+    int64_t ticks =
+        fnet_idle_ticks("/proc/stat", affinity.sets, sizeof(affinity));
+    /* In ns it would overflow: 512 CPUs, idle for seven months. */
+    return ticks < 0 ? -1 : ticks * (1000000 / hz);
 }

@@ -16,11 +16,11 @@ unsigned fnet_parse_quota(const char *text);
 unsigned fnet_group_quota(const char *groups, const char *root);
 
 /* Time that the CPUs of this thread's affinity were idle since some moment,
- * all together, ns, in steps of 10 ms; -1: the system does not tell.  20 us
- * and more. */
-int64_t fnet_idle_ns(void);
-/* Its part: ticks in the text of /proc/stat, of a cpu_set_t of `size` bytes;
- * -1: none of these is there. */
-int64_t fnet_parse_idle(const char *text, const void *cpus, size_t size);
+ * all together, us, in steps of 10 ms; -1: the system does not tell.  Takes
+ * 20 us, and a millisecond with hundreds of CPUs. */
+int64_t fnet_idle_us(void);
+/* Its part, for tests: ticks in a file like /proc/stat, of the CPUs in a
+ * cpu_set_t of `size` bytes; -1: none of these is there. */
+int64_t fnet_idle_ticks(const char *path, const void *cpus, size_t size);
 
 #endif

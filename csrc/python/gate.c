@@ -42,7 +42,7 @@ fnet_gate_call_crowded(fnet_gate *gate)
 /* -- to wait for it ------------------------------------------------------ */
 
 #define WAIT INT64_C(4000)    /* ns: what a sleep and a wake-up take */
-#define LATE 8                /* in vain so often: */
+#define LATE 16               /* in vain so often, with none that helped: */
 #define OFF 256               /* so many do not wait */
 
 void
@@ -78,34 +78,45 @@ try_mark(fnet_gate *gate, uintptr_t self)
                                                    memory_order_relaxed);
 }
 
-/* Waits for the gate to be free and takes it; false: in vain. */
-static bool
+enum passage {
+    AT_ONCE, /* there was no mark, or waiting is given up: says nothing */
+    WAITED,  /* the mark went away */
+    IN_VAIN, /* it did not */
+};
+
+/* Puts this thread's mark in the gate, if need be after a wait. */
+static enum passage
 pass(fnet_gate *gate, uintptr_t self, int64_t since)
 {
-    while (!try_mark(gate, self)) {
+    if (FNET_LIKELY(try_mark(gate, self))) {
+        return AT_ONCE;
+    }
+    do {
         for (int i = 0; i < 8; i++) {
             fnet_cpu_relax();
         }
-        if (fnet_clock_ns() - since > WAIT) {
-            return false;
+        if (try_mark(gate, self)) {
+            return WAITED;
         }
-    }
-    return true;
+    } while (fnet_clock_ns() - since < WAIT);
+    return IN_VAIN;
 }
 
 /* With the GIL: what the next ones may hope for. */
 static void
-learn(fnet_gate *gate, bool passed, int off)
+learn(fnet_gate *gate, enum passage how)
 {
+    int off = atomic_load_explicit(&gate->off, memory_order_relaxed);
+
     if (FNET_UNLIKELY(off > 0)) {
         if (off != INT_MAX) {
             atomic_store_explicit(&gate->off, off - 1, memory_order_relaxed);
         }
     }
-    else if (FNET_LIKELY(passed)) {
+    else if (how == WAITED) {
         gate->late = 0;
     }
-    else if (++gate->late == LATE) {
+    else if (how == IN_VAIN && ++gate->late == LATE) {
         gate->late = 0;
         atomic_store_explicit(&gate->off, OFF, memory_order_relaxed);
     }
@@ -129,12 +140,17 @@ fnet_gate_enter(fnet_gate *gate, PyThreadState *saved)
 {
     int64_t before = fnet_clock_ns();
     uintptr_t self = fnet_thread_self();
-    int off = atomic_load_explicit(&gate->off, memory_order_relaxed);
-    bool passed = off == 0 && pass(gate, self, before);
+    enum passage how = AT_ONCE;
 
+    if (atomic_load_explicit(&gate->off, memory_order_relaxed) == 0) {
+        how = pass(gate, self, before);
+        if (how == IN_VAIN) {
+            before = fnet_clock_ns(); /* the GIL may have been free */
+        }
+    }
     PyEval_RestoreThread(saved);
     atomic_store_explicit(&gate->mark, self, memory_order_relaxed);
-    learn(gate, passed, off);
+    learn(gate, how);
     int64_t took = fnet_clock_ns() - before;
     if (took > LONG) {
         gate->wanted = 0;

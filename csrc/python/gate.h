@@ -8,13 +8,15 @@
  * CPU until it is gone (csrc/README.md has the figures).
  *
  * The gate is a hint and protects nothing.  A thread that gives the GIL up
- * elsewhere leaves a mark behind; who waits in vain takes the GIL as ever and
- * puts its own mark there.  Where waiting is in vain several times in a row,
- * because somebody computes, it is given up for a while; with one CPU it is
- * never done.
+ * elsewhere (a lock, a queue, the switch interval) leaves a mark behind; who
+ * waits in vain takes the GIL as ever and puts its own mark there.  Where
+ * waiting is often in vain and never helps, it is given up for so many calls;
+ * with one CPU it is never done.
  *
- * A gate is of one interpreter.  On a free-threaded build all this is
- * nothing. */
+ * A gate is of one interpreter, and lives as long as its sockets: a thread
+ * that waits here while the interpreter ends, of which PyEval_RestoreThread()
+ * lets none return, leaves nothing but a mark.  On a free-threaded build all
+ * this is nothing. */
 #ifndef FNET_PYTHON_GATE_H
 #define FNET_PYTHON_GATE_H
 
@@ -24,12 +26,13 @@
 #include <stdatomic.h>
 
 typedef struct fnet_gate {
-    /* atomic: relaxed; fnet_thread_self() of who has the GIL from here, 0 */
+    /* atomic: relaxed; with the GIL or without: fnet_thread_self() of who has
+     * taken the GIL here or is about to, 0: nobody */
     _Atomic(uintptr_t) mark;
-    /* atomic: relaxed; so many more are not to wait here; written with the
-     * GIL, read without */
+    /* atomic: relaxed; so many more are not to wait here, INT_MAX: nobody
+     * ever; written with the GIL, read without */
     atomic_int off;
-    int late;   /* how many in a row have waited in vain; with the GIL */
+    int late;   /* waits in vain since one that helped; with the GIL */
     int wanted; /* calls that are to try without the GIL; with the GIL */
 } fnet_gate;
 

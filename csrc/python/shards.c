@@ -72,7 +72,7 @@ current_load(LoopObject *self, bool with_idle)
 
     read_schedstat(self->schedstat, &load);
     if (with_idle) {
-        load.idle = fnet_idle_ns();
+        load.idle = fnet_idle_us();
     }
     return load;
 }
@@ -90,7 +90,7 @@ fnet_loop_begin_adapting(LoopObject *self)
     }
     self->now = fnet_clock_ns();
     fnet_load load = current_load(self, self->adapt.asked > 0);
-    if (self->adapt.window_end == 0) {
+    if (self->adapt.pause == 0) {
         fnet_adapt_init(&self->adapt, &load);
     }
     else {

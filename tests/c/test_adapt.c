@@ -12,7 +12,7 @@ typedef struct script {
     double busy, delayed; /* parts of its time */
     uint64_t home, lent;  /* completions per window */
     double idle;          /* CPUs */
-    int64_t all_idle;
+    int64_t all_idle;     /* us */
     unsigned asked;
     bool knows_idle;
     bool away;
@@ -34,7 +34,7 @@ pass_time(script *s, int64_t ns)
     s->load.cpu += (int64_t)(s->busy * (double)ns);
     s->load.delay += (int64_t)(s->delayed * (double)ns);
     if (s->knows_idle) {
-        s->all_idle += (int64_t)(s->idle * (double)ns);
+        s->all_idle += (int64_t)(s->idle * (double)ns / 1e3);
     }
     s->load.count += (s->away ? s->lent : s->home) * (uint64_t)ns /
                      (uint64_t)(50 * FNET_MSEC);
@@ -184,6 +184,72 @@ stops_do_not_count(void)
     CHECK(s.lends == 1 && s.away);
 }
 
+/* With no CPU to spare a loop that runs for moments must not ask at the
+ * beginning and the end of each: it asks in a window for each trial it would
+ * have had. */
+static void
+a_crowded_loop_seldom_asks_in_its_stops(void)
+{
+    script s = {.busy = 0.8, .delayed = 0.2, .home = 1000, .lent = 2000};
+    int asking = 0, stops = 60000;
+    begin(&s);
+    for (int i = 0; i < stops; i++) {
+        pass_time(&s, FNET_MSEC);
+        look(&s);
+        asking += s.adapt.asked > 0;
+        fnet_adapt_suspend(&s.adapt, &s.load);
+        fnet_adapt_resume(&s.adapt, &s.load);
+    }
+    CHECK(s.lends == 0);
+    CHECK(asking > 0 && asking <= stops / 100);
+}
+
+/* One that computes and gets no messages. */
+static void
+nothing_is_no_gain(void)
+{
+    script s = {.busy = 1, .home = 0, .lent = 0};
+    begin(&s);
+    seconds(&s, 60);
+    CHECK(!s.away && s.lends == s.recalls && s.lends <= 8);
+}
+
+/* Once lent for its messages, and then without. */
+static void
+nothing_is_no_reason_to_stay(void)
+{
+    script s = {.busy = 1, .home = 1000, .lent = 1300};
+    begin(&s);
+    seconds(&s, 5);
+    CHECK(s.away);
+    s.home = s.lent = 0;
+    seconds(&s, 20);
+    CHECK(!s.away);
+}
+
+/* The idle time of a loop that stops between the two that are compared. */
+static void
+stops_do_not_count_as_idle(void)
+{
+    script s = {.busy = 1,
+                .home = 1000,
+                .lent = 2000,
+                .knows_idle = true,
+                .idle = 0.2};
+    begin(&s);
+    for (int i = 0; i < 3000; i++) {
+        s.load.idle = s.adapt.asked > 0 ? s.all_idle : -1;
+        fnet_adapt_suspend(&s.adapt, &s.load);
+        s.load.now += FNET_MSEC;
+        s.all_idle += 2000; /* two CPUs */
+        s.load.idle = s.adapt.asked > 0 ? s.all_idle : -1;
+        fnet_adapt_resume(&s.adapt, &s.load);
+        pass_time(&s, FNET_MSEC);
+        look(&s);
+    }
+    CHECK(s.asked >= 2 && s.lends == 0);
+}
+
 /* What was advised did not happen, or did not last. */
 static void
 refused(void)
@@ -209,6 +275,10 @@ main(void)
     RUN(a_thread_with_little_to_do_asks_nothing);
     RUN(a_bad_trial_ends_at_once);
     RUN(stops_do_not_count);
+    RUN(a_crowded_loop_seldom_asks_in_its_stops);
+    RUN(nothing_is_no_gain);
+    RUN(nothing_is_no_reason_to_stay);
+    RUN(stops_do_not_count_as_idle);
     RUN(refused);
     return test_report();
 }

@@ -3,10 +3,31 @@
 #include "base/base.h"
 #include "test.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/stat.h>
-#include <time.h>
+#include <sys/syscall.h>
+
+/* In the place of the C library's: the system's, or that of a machine with so
+ * many CPUs, of which this thread may use two. */
+static size_t machine;
+
+int
+sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set)
+{
+    memset(set, 0, size);
+    if (machine == 0) {
+        return syscall(SYS_sched_getaffinity, pid, size, set) < 0 ? -1 : 0;
+    }
+    if (8 * size < machine) {
+        errno = EINVAL;
+        return -1;
+    }
+    CPU_SET_S(1, size, set);
+    CPU_SET_S(machine - 1, size, set);
+    return 0;
+}
 
 /* -- how many ------------------------------------------------------------- */
 
@@ -172,7 +193,35 @@ affinity_counts(void)
     CHECK(fnet_usable_cpus() == all);
 }
 
-/* -- how idle ------------------------------------------------------------- */
+static void
+machines_with_more_cpus_than_a_set_holds(void)
+{
+    unsigned quota = fnet_group_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+    const size_t machines[] = {64, 1024, 1025, 4096, 8192};
+    for (size_t i = 0; i < FNET_COUNTOF(machines); i++) {
+        machine = machines[i];
+        CHECK(fnet_usable_cpus() == (quota == 1 ? 1 : 2));
+        CHECK(fnet_idle_us() >= -1);
+    }
+    machine = 1000000;
+    CHECK(fnet_usable_cpus() == 1);
+    CHECK(fnet_idle_us() == -1);
+    machine = 0;
+}
+
+/* -- how idle ------------------------------------------------------------ */
+
+static int64_t
+idle_in(const char *text, const void *set, size_t size)
+{
+    char path[] = "/tmp/fnet-stat-XXXXXX";
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && close(fd) == 0);
+    write_text(path, text);
+    int64_t ticks = fnet_idle_ticks(path, set, size);
+    CHECK(unlink(path) == 0);
+    return ticks;
+}
 
 static void
 idle_ticks_of_the_cpus_asked_for(void)
@@ -180,36 +229,91 @@ idle_ticks_of_the_cpus_asked_for(void)
     const char *text = "cpu  11 2 3 999 5\n"
                        "cpu0 1 2 3 40 5 6 7 8 0 0\n"
                        "cpu1 1 2 3 500 5 6 7 8 0 0\n"
-                       "cpu12 1 2 3 6000 5\n"
-                       "intr 1 2 3 4 5\n"
-                       "cpu2 1 2 3 7"; /* cut off */
+                       "cpu12 1 2 3 6000 0\n"
+                       "cpu2 1 2 3 7 0"; /* cut off */
     cpu_set_t set;
     CPU_ZERO(&set);
-    CHECK(fnet_parse_idle(text, &set, sizeof(set)) == -1);
+    CHECK(idle_in(text, &set, sizeof(set)) == -1);
     CPU_SET(0, &set);
-    CHECK(fnet_parse_idle(text, &set, sizeof(set)) == 40);
+    CHECK(idle_in(text, &set, sizeof(set)) == 45);
     CPU_SET(2, &set);
     CPU_SET(12, &set);
-    CHECK(fnet_parse_idle(text, &set, sizeof(set)) == 6040);
+    CHECK(idle_in(text, &set, sizeof(set)) == 6045);
     CPU_SET(1, &set);
-    CHECK(fnet_parse_idle(text, &set, sizeof(set)) == 6540);
-    CHECK(fnet_parse_idle("", &set, sizeof(set)) == -1);
-    CHECK(fnet_parse_idle("cpu0 1 2\ncpu1 x\ncpu\n", &set, sizeof(set)) == -1);
-    CHECK(fnet_parse_idle("cpu999999999 1 2 3 4\n", &set, sizeof(set)) == -1);
+    CHECK(idle_in(text, &set, sizeof(set)) == 6550);
+    CHECK(idle_in("cpu0 1 2 3 0 0\n", &set, sizeof(set)) == 0);
+    CHECK(idle_in("", &set, sizeof(set)) == -1);
+    CHECK(idle_in("cpu0 1 2\ncpu1 x\ncpu\ncpu1 1 2 3 4\n", &set,
+                  sizeof(set)) == -1);
+    CHECK(idle_in("cpu999999999 1 2 3 4 5\n", &set, sizeof(set)) == -1);
+    CHECK(fnet_idle_ticks("/nonexistent", &set, sizeof(set)) == -1);
+    CHECK(fnet_idle_ticks("/", &set, sizeof(set)) == -1); /* EISDIR */
+}
+
+/* Whatever falls on the border between two reads. */
+static void
+long_files(void)
+{
+    enum { CPUS = 3000, SIZE = 400000 };
+    char *text = malloc(SIZE);
+    cpu_set_t sets[4];
+    CHECK(text != NULL);
+    for (int pad = 0; pad < 100; pad += 9) {
+        size_t n = (size_t)sprintf(text, "cpu  1%0*d 2 3 4 5\n", pad + 1, 0);
+        for (int i = 0; i < CPUS; i++) {
+            n += (size_t)sprintf(text + n, "cpu%d 1 2 3 %d 0 0 0 0 0\n", i, i);
+        }
+        n += (size_t)sprintf(text + n, "intr");
+        while (n < SIZE - 100) {
+            n += (size_t)sprintf(text + n, " 12345");
+        }
+        strcpy(text + n, "\ncpu0 1 2 3 4 5\n"); /* none of these */
+        memset(sets, 0xff, sizeof(sets));
+        CHECK(idle_in(text, sets, sizeof(sets)) ==
+              (int64_t)CPUS * (CPUS - 1) / 2);
+        memset(sets, 0, sizeof(sets));
+        CPU_SET_S(2999, sizeof(sets), sets);
+        CHECK(idle_in(text, sets, sizeof(sets)) == 2999);
+    }
+    memset(text, 'x', SIZE - 1);
+    text[SIZE - 1] = '\0';
+    CHECK(idle_in(text, sets, sizeof(sets)) == -1);
+    memcpy(text, "cpu0", 4); /* a line that does not end */
+    CHECK(idle_in(text, sets, sizeof(sets)) == -1);
+    free(text);
+}
+
+/* Read in another way. */
+static int64_t
+idle_here(void)
+{
+    cpu_set_t set;
+    char line[256];
+    unsigned cpu;
+    long long idle, iowait, total = 0;
+    FILE *file = fopen("/proc/stat", "r");
+    CHECK(file != NULL && sched_getaffinity(0, sizeof(set), &set) == 0);
+    while (fgets(line, sizeof(line), file) != NULL) {
+        if (sscanf(line, "cpu%u %*d %*d %*d %lld %lld", &cpu, &idle,
+                   &iowait) == 3 &&
+            line[3] != ' ' && CPU_ISSET(cpu, &set)) {
+            total += idle + iowait;
+        }
+    }
+    fclose(file);
+    return total * (1000000 / sysconf(_SC_CLK_TCK));
 }
 
 static void
-idle_time_passes(void)
+idle_time_of_this_machine(void)
 {
-    struct timespec tick = {.tv_nsec = 50000000};
-    int64_t before = fnet_idle_ns(), after = before;
-    CHECK(before >= 0);
-    /* Others may keep the CPUs busy; they do not for ever. */
-    for (int i = 0; i < 400 && after == before; i++) {
-        nanosleep(&tick, NULL);
-        after = fnet_idle_ns();
+    bool between = false;
+    /* What waits for a disk may go down by a step. */
+    for (int i = 0; i < 100 && !between; i++) {
+        int64_t before = idle_here(), idle = fnet_idle_us();
+        between = before > 0 && before <= idle && idle <= idle_here();
     }
-    CHECK(after > before);
+    CHECK(between);
 }
 
 int
@@ -220,7 +324,9 @@ main(void)
     RUN(only_the_line_of_version_2);
     RUN(quotas_of_version_1);
     RUN(affinity_counts);
+    RUN(machines_with_more_cpus_than_a_set_holds);
     RUN(idle_ticks_of_the_cpus_asked_for);
-    RUN(idle_time_passes);
+    RUN(long_files);
+    RUN(idle_time_of_this_machine);
     return test_report();
 }
