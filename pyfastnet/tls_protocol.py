@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import ssl
+import traceback
 from asyncio import sslproto
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,11 @@ class TlsProtocol(_Base):
         try:
             super()._on_handshake_complete(handshake_exc)
         finally:
-            del handshake_exc  # whose traceback may lead to this frame
+            # The traceback leads to frames that hold the exception: to this
+            # one, and before Python 3.13 to asyncio's.
+            if handshake_exc is not None:
+                traceback.clear_frames(handshake_exc.__traceback__)
+            del handshake_exc
         if self._delivery_waits:
             self._loop.call_soon(self._deliver)  # behind the waiter's callbacks
 

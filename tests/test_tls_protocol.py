@@ -2,8 +2,11 @@
 
 import asyncio
 import contextvars
+import gc
 import socket
 import ssl
+import sys
+import weakref
 
 import pytest
 from support import (
@@ -279,3 +282,32 @@ async def test_any_protocol_with_a_buffer(loop, contexts):
         await until(lambda: protocol.data == b"through a buffer")
         transport.abort()
         await until(lambda: protocol.is_lost)
+
+
+@pytest.mark.not_on(
+    "asyncio",
+    reason="left cycles behind before Python 3.13",
+    when=sys.version_info < (3, 13),
+)
+@pytest.mark.not_on("debug", reason="a failed handshake is reported, and kept")
+async def test_failed_handshakes_leave_no_cycles(loop, contexts):
+    protocols = []
+
+    def factory():
+        protocol = Recorder()
+        protocols.append(weakref.ref(protocol))
+        return protocol
+
+    server = await loop.create_server(factory, "127.0.0.1", 0, ssl=contexts[0])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with dial(server.sockets[0].getsockname()) as sock:
+                sock.sendall(b"this is not TLS")
+                await in_thread(read_all, sock)
+        await until(lambda: len(protocols) == 3)
+        await until(lambda: not any(protocol() for protocol in protocols))
+    finally:
+        gc.enable()
+    server.close()
