@@ -63,6 +63,7 @@ def test_failures_of_ours_alone_are_told(monkeypatch, capsys):
     class Options:
         work = os.devnull
         smoke = False
+        both = False
 
     runner = run.Runner(Options)
     runner.work = os.path.dirname(__file__)
