@@ -82,14 +82,14 @@ class TlsProtocol(_Base):
         self._incoming.write(data)
         data.clear()
 
-    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+    def _on_handshake_complete(self, handshake_exc: Any) -> None:
         self._delivery_waits = self._upgrade
         try:
             super()._on_handshake_complete(handshake_exc)
         finally:
             # The traceback leads to frames that hold the exception: to this
             # one, and before Python 3.13 to asyncio's.
-            if handshake_exc is not None:
+            if isinstance(handshake_exc, BaseException):  # or a class, or None
                 traceback.clear_frames(handshake_exc.__traceback__)
             del handshake_exc
         if self._delivery_waits:
