@@ -1,15 +1,16 @@
-"""TLS: asyncio's SSLProtocol over the core's transports."""
+"""TLS: asyncio's protocol for it, mended, over the core's transports."""
 
 import asyncio
 import contextvars
 import socket
 import ssl
-from asyncio import constants, sslproto
+from asyncio import constants, streams
 from asyncio.log import logger
 from collections.abc import Callable
 from typing import Any
 
 from .base import BaseLoop
+from .tls_protocol import TlsProtocol
 
 _HANDSHAKE = constants.SSL_HANDSHAKE_TIMEOUT
 _SHUTDOWN = constants.SSL_SHUTDOWN_TIMEOUT
@@ -31,17 +32,76 @@ class Tls(BaseLoop):
         ssl_shutdown_timeout: float | None = _SHUTDOWN,
     ) -> asyncio.Transport:
         self._ensure_fd_no_transport(rawsock)
-        tls = sslproto.SSLProtocol(
+        tls = TlsProtocol(
             self,
             protocol,
-            sslcontext,  # type: ignore[arg-type]
-            waiter,  # type: ignore[arg-type]
+            sslcontext,
+            waiter,
             server_side,
             server_hostname,
-            ssl_handshake_timeout=ssl_handshake_timeout,  # type: ignore[arg-type]
+            ssl_handshake_timeout=ssl_handshake_timeout,
             ssl_shutdown_timeout=ssl_shutdown_timeout,
         )
         self._make_socket_transport(rawsock, tls, extra=extra, server=server)
+        return tls._app_transport
+
+    async def start_tls(
+        self,
+        transport: Any,  # with _start_tls_compatible
+        protocol: asyncio.BaseProtocol,
+        sslcontext: ssl.SSLContext,
+        *,
+        server_side: bool = False,
+        server_hostname: str | None = None,
+        ssl_handshake_timeout: float | None = None,
+        ssl_shutdown_timeout: float | None = None,
+    ) -> asyncio.Transport:
+        """Puts TLS between a connection and its protocol; returns the
+        transport to use from then on.
+
+        `transport` is one of a TCP or Unix connection, or of TLS; the timeouts
+        are in seconds (None: 60 and 30).  What a StreamReader had read already
+        belongs to TLS where this is the server's side (as in CPython since
+        gh-142352).  Raises TypeError for another transport or context,
+        ValueError for a timeout that is not positive, ssl.SSLError and OSError
+        if the handshake fails; the connection is closed then, and if the call
+        is cancelled.
+        """
+        if not isinstance(sslcontext, ssl.SSLContext):
+            raise TypeError(
+                "sslcontext is expected to be an instance of ssl.SSLContext, "
+                f"got {sslcontext!r}"
+            )
+        if not getattr(transport, "_start_tls_compatible", False):
+            raise TypeError(f"transport {transport!r} is not supported by start_tls()")
+        waiter = self.create_future()
+        tls = TlsProtocol(
+            self,
+            protocol,
+            sslcontext,
+            waiter,
+            server_side,
+            server_hostname,
+            call_connection_made=False,
+            ssl_handshake_timeout=ssl_handshake_timeout,
+            ssl_shutdown_timeout=ssl_shutdown_timeout,
+        )
+        # Nothing may come before connection_made() has begun the handshake.
+        transport.pause_reading()
+        if server_side and isinstance(protocol, streams.StreamReaderProtocol):
+            reader: Any = protocol._stream_reader  # type: ignore[attr-defined]
+            if reader is not None and reader._buffer:
+                tls.take_buffered(reader._buffer)
+        transport.set_protocol(tls)
+        begin = self.call_soon(tls.connection_made, transport)
+        go_on = self.call_soon(transport.resume_reading)
+        try:
+            await waiter
+        except BaseException:
+            transport.close()
+            begin.cancel()
+            go_on.cancel()
+            raise
         return tls._app_transport
 
     def _tls_acceptor(

@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import inspect
 import os
+import ssl
 import sys
 import warnings
 
@@ -239,3 +240,22 @@ def pair(family):
 @pytest.fixture(scope="session")
 def authority():
     return support.need("trustme").CA()
+
+
+@pytest.fixture(scope="session")
+def server_context(authority):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost", "127.0.0.1").configure_cert(context)
+    return context
+
+
+@pytest.fixture(scope="session")
+def client_context(authority):
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@pytest.fixture
+def contexts(server_context, client_context):
+    return server_context, client_context

@@ -63,6 +63,7 @@ def test_failures_of_ours_alone_are_told(monkeypatch, capsys):
     class Options:
         work = os.devnull
         smoke = False
+        both = False
 
     runner = run.Runner(Options)
     runner.work = os.path.dirname(__file__)
@@ -73,6 +74,49 @@ def test_failures_of_ours_alone_are_told(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "FAILED it ours" in said
     assert "known: it known: a reason" in said
+
+
+def test_both_tells_what_ended_otherwise(monkeypatch, capsys):
+    suite = run.Suite("it", "1", [], [], [], [])
+    answers = [
+        {"good": "passed", "bad": "failed", "left out": "passed", "gone": "passed"},
+        {"good": "passed", "bad": "failed", "left out": "skipped", "new": "passed"},
+        {"left out": "passed", "gone": "passed"},
+        {"left out": "skipped", "gone": "passed"},
+    ]
+    asked = []
+
+    def pytest_run(self, suite, folder, loop, what, service):
+        asked.append((loop, what))
+        return answers.pop(0)
+
+    monkeypatch.setattr(run.Runner, "unpack", lambda self, suite: "/nowhere")
+    monkeypatch.setattr(run.Runner, "install", lambda self, suite: None)
+    monkeypatch.setattr(run.Runner, "pytest", pytest_run)
+    monkeypatch.setattr(run.Runner, "again", pytest_run)
+
+    class Options:
+        work = os.devnull
+        smoke = False
+        both = True
+
+    runner = run.Runner(Options)
+    runner.run(suite)
+    alone = ["left out", "gone"]
+    assert asked == [
+        ("asyncio", ["tests"]),
+        ("pyfastnet", ["tests"]),
+        ("asyncio", alone),
+        ("pyfastnet", alone),
+    ]
+    assert runner.ours_only == ["left out"]
+    said = capsys.readouterr().out
+    assert "it 1 on asyncio: 3 passed, 0 skipped, 1 failed" in said
+    assert "it 1 on pyfastnet: 2 passed, 1 skipped, 1 failed" in said
+    assert "differs: left out: passed, on pyfastnet skipped" in said
+    assert "differs: gone: passed, on pyfastnet not run" in said
+    assert "differs: new: not run, on pyfastnet passed" in said
+    assert "bad" not in said
 
 
 @pytest.mark.skipif(

@@ -641,3 +641,20 @@ def test_leaving_the_loop_while_it_closes(new_loop):
             continue
         break
     assert protocol.calls == ["made", "lost"]
+
+
+async def test_datagrams_sent_before_an_abort(loop):
+    """They are gone by then, as in asyncio, though the turn has not ended."""
+
+    class Dismissing(Endpoint):
+        def datagram_received(self, data, addr):
+            super().datagram_received(data, addr)
+            for number in range(3):
+                self.transport.sendto(b"%d" % number, addr)
+            self.transport.abort()
+
+    with udp_socket() as peer:
+        async with endpoint(loop, Dismissing) as (_, protocol, sockname):
+            peer.sendto(b"hello", sockname)
+            await protocol.lost()
+            assert drained(peer) == [b"0", b"1", b"2"]

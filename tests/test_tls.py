@@ -9,7 +9,6 @@ import warnings
 
 import pytest
 from support import (
-    Echo,
     Recorder,
     dial,
     fd_count,
@@ -25,96 +24,11 @@ from support import (
     until,
     within,
 )
+from tls_support import Peer, Served, connected, serving
 
-trustme = need("trustme")
+need("trustme")
 
 BIG = pattern(2 << 20)
-
-
-@pytest.fixture(scope="module")
-def authority():
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def server_context(authority):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost", "127.0.0.1").configure_cert(context)
-    return context
-
-
-@pytest.fixture(scope="module")
-def client_context(authority):
-    context = ssl.create_default_context()
-    authority.configure_trust(context)
-    return context
-
-
-class Served:
-    """The protocols that a TLS server of the loop has made."""
-
-    def __init__(self, cls=Echo):
-        self.cls = cls
-        self.all = []
-
-    def __call__(self):
-        self.all.append(self.cls())
-        return self.all[-1]
-
-
-@contextlib.asynccontextmanager
-async def serving(loop, context, served, **options):
-    server = await loop.create_server(served, "127.0.0.1", 0, ssl=context, **options)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for protocol in served.all:
-            if protocol.transport and "lost" not in protocol.calls:
-                protocol.transport.abort()
-        await turns(5)
-
-
-class Peer:
-    """A TLS server or client of the standard library's, in threads."""
-
-    def __init__(self, context, sock, **options):
-        self.sock = context.wrap_socket(sock, do_handshake_on_connect=False, **options)
-
-    async def __aenter__(self):
-        await in_thread(self.sock.do_handshake)
-        return self.sock
-
-    async def __aexit__(self, *exc):
-        self.sock.close()
-
-
-async def connected(loop, contexts, factory=Recorder, **options):
-    """A client of the loop: (transport, protocol, the peer's socket)."""
-    server_context, client_context = contexts
-    with listener() as lsock:
-        task = asyncio.ensure_future(
-            loop.create_connection(
-                factory,
-                *lsock.getsockname(),
-                ssl=client_context,
-                server_hostname="localhost",
-                **options,
-            )
-        )
-        conn, _ = await in_thread(lsock.accept)
-    conn.settimeout(10)
-    peer = server_context.wrap_socket(
-        conn, server_side=True, do_handshake_on_connect=False
-    )
-    await in_thread(peer.do_handshake)
-    transport, protocol = await within(task)
-    return transport, protocol, peer
-
-
-@pytest.fixture
-def contexts(server_context, client_context):
-    return server_context, client_context
 
 
 # -- data -------------------------------------------------------------------

@@ -530,6 +530,7 @@ void
 fnet_dgram_drop(fnet_dgram *dgram)
 {
     fnet_shard_lock(dgram->shard);
+    flush_locked(dgram);
     drop_locked(dgram);
     fnet_shard_unlock(dgram->shard);
 }

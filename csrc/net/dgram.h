@@ -96,7 +96,8 @@ void fnet_dgram_retry(fnet_dgram *dgram);
 int fnet_dgram_take_error(fnet_dgram *dgram);
 /* Post OUTPUT once at most `low` bytes wait; 0: nothing. */
 void fnet_dgram_notify(fnet_dgram *dgram, size_t low);
-/* Drops what waits. */
+/* Drops what waits, but for what the socket takes at once: that waits for the
+ * end of the turn only. */
 void fnet_dgram_drop(fnet_dgram *dgram);
 
 #endif

@@ -761,3 +761,27 @@ fnet_stream_drop(fnet_stream *stream)
     fnet_list_remove(&stream->source.dirty);
     fnet_shard_unlock(shard);
 }
+
+void
+fnet_stream_abort(fnet_stream *stream)
+{
+    fnet_shard *shard = stream->shard;
+    struct iovec iov[MAX_IOVECS];
+    ssize_t sent = 1;
+
+    fnet_shard_lock(shard);
+    fnet_shard_await_idle_locked(shard, &stream->source);
+    while (sent > 0 && stream->writable && !fnet_chain_empty(&stream->out)) {
+        /* With the lock, or a worker would send the same. */
+        sent = send_many(stream, iov,
+                         fnet_chain_iovecs(&stream->out, iov, MAX_IOVECS));
+        shard->stats.sends++;
+        if (sent > 0) {
+            shard->stats.bytes_sent += (uint64_t)sent;
+            fnet_chain_consume(&stream->out, shard->cache, (size_t)sent,
+                               &shard->spent);
+        }
+    }
+    fnet_shard_unlock(shard);
+    fnet_stream_drop(stream);
+}

@@ -133,5 +133,8 @@ void fnet_stream_notify_room(fnet_stream *stream);
 void fnet_stream_shutdown(fnet_stream *stream);
 /* Drops what is queued. */
 void fnet_stream_drop(fnet_stream *stream);
+/* The same, but what the socket takes at once is sent first: all that waits
+ * for the end of the turn only. */
+void fnet_stream_abort(fnet_stream *stream);
 
 #endif

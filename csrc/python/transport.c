@@ -356,7 +356,9 @@ fnet_transport_force_close(TransportObject *self, PyObject *exc)
     if (self->conn_lost != 0 || !self->attached) {
         return 0;
     }
-    fnet_stream_drop(&self->stream);
+    /* Not a mere drop: asyncio would have sent what waits for the end of the
+     * turn only. */
+    fnet_stream_abort(&self->stream);
     self->closing = true;
     fnet_stream_want(&self->stream, false);
     Py_CLEAR(self->held);

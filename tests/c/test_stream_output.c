@@ -465,6 +465,33 @@ dropped_output(void)
     conn_fini(&c);
 }
 
+/* All that was deferred is sent; what the socket would not take is dropped. */
+static void
+aborted_output(void)
+{
+    for (int full = 0; full < 2; full++) {
+        conn c;
+        got g = {0};
+        bool kept;
+        foreign f;
+        conn_init(&c);
+        if (full) {
+            conn_fill(&c);
+        }
+        uint64_t before = sends(&c);
+        CHECK(conn_write(&c, 100) > 0);
+        CHECK(write_foreign(&c, &f, 5000, &kept) > 0 && kept);
+        fnet_stream_abort(&c.s);
+        CHECK(conn_reap(&c) >= 1 && f.spent == 1);
+        CHECK(sends(&c) == before + (full ? 0 : 1));
+        fnet_stream_abort(&c.s); /* harmless */
+        CHECK(conn_step(&c, &g) == 0 && fnet_stream_pending(&c.s) == 0);
+        CHECK(full || conn_take(&c) == 5100);
+        free(f.data);
+        conn_fini(&c);
+    }
+}
+
 static void
 detached_with_output(void)
 {
@@ -688,6 +715,7 @@ main(void)
     RUN(news_of_room);
     RUN(shutdown_after_the_output);
     RUN(dropped_output);
+    RUN(aborted_output);
     RUN(detached_with_output);
     RUN(an_error_at_once);
     RUN(an_error_of_the_pass);

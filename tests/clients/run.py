@@ -3,12 +3,16 @@
     python tests/clients/run.py                 all of them, whole
     python tests/clients/run.py aiohttp redis   these
     python tests/clients/run.py --smoke         a few files of each: a minute
+    python tests/clients/run.py --both aiohttp  on asyncio too, test by test
 
 A suite comes from its package's source distribution, which pip downloads into
 the work folder (build/clients), where it gets an environment of its own.  It
 runs on pyfastnet, the one that this Python imports; what fails is tried alone,
 on asyncio and then on pyfastnet again.  The run fails if a test fails on
 pyfastnet twice that asyncio passes.
+
+With --both the suite runs on asyncio first, and each test that ended otherwise
+on pyfastnet is told, with what further runs of it alone, on both in turn, gave.
 
 A component that is not on the machine (redis-server, PostgreSQL) fails the
 run where CI=true is set, and skips its suite with the reason elsewhere.
@@ -35,6 +39,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 LIMIT = 3600  # seconds for a suite
 SMOKE_LIMIT = 300
 EACH = 60  # seconds for a test
+ORDER = ("passed", "skipped", "failed")  # as on_loop has them
 PYTEST = ["pytest>=9", "pytest-timeout", "pytest-mock", "trustme", "psutil"]
 
 
@@ -296,6 +301,25 @@ class Runner:
             file.write("\n".join(failed) + "\n")
         return self.pytest(suite, folder, loop, ["@" + names], service)
 
+    def tell(self, suite, loop, outcomes):
+        words = list(outcomes.values())
+        counts = ", ".join(f"{words.count(w)} {w}" for w in ORDER)
+        say(f"{suite.name} {suite.version} on {loop}: {counts}")
+
+    @staticmethod
+    def is_lost(name, theirs, outcomes):
+        return theirs[name] == "passed" and outcomes.get(name) in (None, "skipped")
+
+    def judge(self, suite, folder, ours, service):
+        """Those of `ours` that asyncio passes and pyfastnet does not, twice."""
+        if ours:
+            theirs = self.again(suite, folder, "asyncio", ours, service)
+            ours = [name for name in ours if theirs.get(name) != "failed"]
+        if ours:
+            again = self.again(suite, folder, "pyfastnet", ours, service)
+            ours = [name for name in ours if again.get(name) != "passed"]
+        return ours
+
     def run(self, suite):
         with contextlib.ExitStack() as stack:
             service = {"environ": {}}
@@ -317,15 +341,23 @@ class Runner:
             ):
                 shutil.copy(os.path.join(HERE, "check_websockets.py"), folder)
                 what = ["check_websockets.py"]
+            theirs = {}
+            if self.options.both:
+                theirs = self.pytest(suite, folder, "asyncio", what, service)
+                self.tell(suite, "asyncio", theirs)
             outcomes = self.pytest(suite, folder, "pyfastnet", what, service)
             failed = [name for name, word in outcomes.items() if word == "failed"]
-            ours = failed
-            if ours:
-                theirs = self.again(suite, folder, "asyncio", ours, service)
-                ours = [name for name in ours if theirs.get(name) != "failed"]
-            if ours:
-                again = self.again(suite, folder, "pyfastnet", ours, service)
-                ours = [name for name in ours if again.get(name) != "passed"]
+            # What did not pass, and what was not reached; with --both only
+            # what passed on asyncio.
+            ours = [name for name in failed if theirs.get(name) != "failed"]
+            ours += [name for name in theirs if self.is_lost(name, theirs, outcomes)]
+            if self.options.both:
+                self.tell(suite, "pyfastnet", outcomes)
+                for name in sorted(theirs.keys() | outcomes.keys()):
+                    words = [table.get(name, "not run") for table in (theirs, outcomes)]
+                    if words[0] != words[1]:
+                        say(f"differs: {name}: {words[0]}, on pyfastnet {words[1]}")
+            ours = self.judge(suite, folder, ours, service)
         words = list(outcomes.values())
         self.passed += words.count("passed")
         say(
@@ -345,6 +377,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--smoke", action="store_true", help="a few files of each")
+    parser.add_argument(
+        "--both", action="store_true", help="compare all tests with asyncio's run"
+    )
     parser.add_argument("--work", default=os.path.join(ROOT, "build", "clients"))
     parser.add_argument(
         "--source", action="append", default=[], metavar="NAME=DIR",
