@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 _INET = (socket.AF_INET, socket.AF_INET6)
 _NOT_NOW = (BlockingIOError, InterruptedError)
 _IN_PROGRESS = {errno.EINPROGRESS, errno.EALREADY, errno.EINTR}
-# One os.sendfile() takes at most this much, ~2 ms with a peer that keeps up, so
-# that the others have their turns.  Without a bound it goes on for 4 MiB on
-# average: this costs nothing.
+# At most this much, ~2 ms with a peer that keeps up, before the others have
+# their turns.
 _SENDFILE_MAX = 8 << 20
 # Not above the default high-water mark: the protocol is not made to pause.
 _COPY_BLOCK = 1 << 16
@@ -381,7 +380,7 @@ async def _sendfile(
     left = count or size
     if not left:
         return 0
-    total = 0
+    total = since = 0
     try:
         while left > 0:
             target = fileno()
@@ -391,6 +390,7 @@ async def _sendfile(
                 )
             except _NOT_NOW:
                 await wait_writable()
+                since = 0
                 continue
             except OSError as exc:
                 if total == 0:  # most likely no file for sendfile(2)
@@ -407,8 +407,11 @@ async def _sendfile(
             total += sent
             if count:
                 left = count - total
-            # A fast reader must not keep the others from their turns.
-            await asyncio.sleep(0)
+            since += sent
+            if since >= _SENDFILE_MAX:
+                # A fast reader must not keep the others from their turns.
+                await asyncio.sleep(0)
+                since = 0
         return total
     finally:
         if total:
