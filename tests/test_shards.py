@@ -110,7 +110,7 @@ def test_threads_are_started_when_connections_come(make_loop):
         (3, 4),
     ]
     loop.close()
-    assert settled_threads() == before
+    assert settled_threads() <= before
 
 
 def test_connections_are_spread_and_pinned(make_loop):
