@@ -750,6 +750,16 @@ fnet_stream_shutdown(fnet_stream *stream)
     fnet_shard_unlock(shard);
 }
 
+/* Nobody is in a call for it. */
+static void
+drop_locked(fnet_stream *stream)
+{
+    fnet_shard *shard = stream->shard;
+
+    fnet_chain_clear(&stream->out, shard->cache, &shard->spent);
+    fnet_list_remove(&stream->source.dirty);
+}
+
 void
 fnet_stream_drop(fnet_stream *stream)
 {
@@ -757,8 +767,7 @@ fnet_stream_drop(fnet_stream *stream)
 
     fnet_shard_lock(shard);
     fnet_shard_await_idle_locked(shard, &stream->source);
-    fnet_chain_clear(&stream->out, shard->cache, &shard->spent);
-    fnet_list_remove(&stream->source.dirty);
+    drop_locked(stream);
     fnet_shard_unlock(shard);
 }
 
@@ -782,6 +791,6 @@ fnet_stream_abort(fnet_stream *stream)
                                &shard->spent);
         }
     }
+    drop_locked(stream);
     fnet_shard_unlock(shard);
-    fnet_stream_drop(stream);
 }
