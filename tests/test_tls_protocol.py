@@ -13,14 +13,13 @@ from support import (
     Recorder,
     dial,
     in_thread,
-    listener,
     need,
     pattern,
     read_all,
     until,
     within,
 )
-from tls_support import Peer, Served, connected, serving
+from tls_support import Peer, Served, connected, dialling, serving
 
 need("trustme")
 
@@ -74,17 +73,7 @@ async def test_alerts_tell_the_peer_why(loop, contexts, authority, reports, side
             peer.sock.close()
         return
     untrusting = ssl.create_default_context()
-    with listener() as lsock:
-        task = asyncio.ensure_future(
-            loop.create_connection(
-                Recorder,
-                *lsock.getsockname(),
-                ssl=untrusting,
-                server_hostname="localhost",
-            )
-        )
-        conn, _ = await in_thread(lsock.accept)
-    conn.settimeout(10)
+    task, conn = await dialling(loop, untrusting)
     with contexts[0].wrap_socket(
         conn, server_side=True, do_handshake_on_connect=False
     ) as peer:
@@ -132,6 +121,15 @@ async def test_start_tls_takes_what_the_reader_holds(loop, contexts, lines):
     server.close()
 
 
+def say_hello(context, sock):
+    """The end of a client's handshake and data behind it, in one piece."""
+    peer = Manual(context, sock, server_hostname="localhost")
+    peer.step(peer.tls.do_handshake, send=False)
+    peer.tls.write(b"hello")
+    peer.send()
+    return peer
+
+
 @pytest.mark.not_on("asyncio", reason="delivers it before start_tls() returns")
 async def test_data_behind_the_handshake_comes_after_start_tls(loop, contexts):
     """Else a protocol answers in the clear: it has the old transport still."""
@@ -146,10 +144,7 @@ async def test_data_behind_the_handshake_comes_after_start_tls(loop, contexts):
     plain, protocol = await loop.create_unix_connection(Answering, sock=one)
 
     def talk():
-        peer = Manual(contexts[1], other, server_hostname="localhost")
-        peer.step(peer.tls.do_handshake, send=False)
-        peer.tls.write(b"hello")
-        peer.send()
+        peer = say_hello(contexts[1], other)
         return peer.step(peer.tls.read, 10)
 
     task = asyncio.ensure_future(in_thread(talk))
@@ -170,10 +165,7 @@ async def test_the_end_behind_the_handshake_comes_after_start_tls(loop, contexts
     plain, protocol = await loop.create_unix_connection(Recorder, sock=one)
 
     def talk():
-        peer = Manual(contexts[1], other, server_hostname="localhost")
-        peer.step(peer.tls.do_handshake, send=False)
-        peer.tls.write(b"hello")
-        peer.send()
+        say_hello(contexts[1], other)
         other.shutdown(socket.SHUT_WR)
 
     task = asyncio.ensure_future(in_thread(talk))

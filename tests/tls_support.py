@@ -45,21 +45,27 @@ class Peer:
         self.sock.close()
 
 
-async def connected(loop, contexts, factory=Recorder, **options):
-    """A client of the loop: (transport, protocol, the peer's socket)."""
-    server_context, client_context = contexts
+async def dialling(loop, context, factory=Recorder, **options):
+    """A client of the loop on its way: (task, the peer's plain socket)."""
     with listener() as lsock:
         task = asyncio.ensure_future(
             loop.create_connection(
                 factory,
                 *lsock.getsockname(),
-                ssl=client_context,
+                ssl=context,
                 server_hostname="localhost",
                 **options,
             )
         )
         conn, _ = await in_thread(lsock.accept)
     conn.settimeout(10)
+    return task, conn
+
+
+async def connected(loop, contexts, factory=Recorder, **options):
+    """A client of the loop: (transport, protocol, the peer's socket)."""
+    server_context, client_context = contexts
+    task, conn = await dialling(loop, client_context, factory, **options)
     peer = server_context.wrap_socket(
         conn, server_side=True, do_handshake_on_connect=False
     )
