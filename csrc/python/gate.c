@@ -127,8 +127,8 @@ learn(fnet_gate *gate, enum passage how)
 /* A call that keeps the GIL while it tries spares itself two hand-overs, and
  * where another thread computes each of them costs a switch interval.  But
  * where several threads talk at once, a send of 4 us with the GIL keeps the
- * others from their bit of Python, and they go to sleep for it: 2.7 sleeps per
- * exchange instead of 1.9 (csrc/README.md).  So taking the GIL back after a
+ * others from their bit of Python, and they go to sleep for it: 4.1 sleeps per
+ * exchange instead of 3.6 (csrc/README.md).  So taking the GIL back after a
  * wait is timed: a short wait for it lets the next calls try without it, a
  * long one (somebody computes) or none lets them keep it. */
 #define SHORT INT64_C(2000)   /* ns: more than an uncontended one takes */
